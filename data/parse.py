@@ -1,0 +1,182 @@
+"""From serialized records in TFDS format to tensors of the device, a whole batch at a time.
+
+Which features are inputs and label follows the dataset's own `supervised_keys`; how they are stored follows its
+features.json. uint8 stays uint8: a quarter of the bytes of float32 cross to the device, and models normalise there.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import example_parser
+
+from data import errors
+from data.spec import Array, Spec
+
+Tensors: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
+
+_IMAGE_RANK = 3  # [H, W, C]
+_IMAGE_CHANNELS = (1, 3, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One feature of a record on its way to the device.
+
+    key: name in the record.
+    feature: TFDS's description of how it is stored.
+    array: shape and dtype on the device.
+    resized: an image that the host resizes to `array.shape`.
+    """
+
+    key: str
+    feature: Any
+    array: Array
+    resized: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Inputs by name (None for the only, nameless one) and the label."""
+
+    inputs: Mapping[str | None, Field]
+    label: Field
+
+    def spec(self) -> Spec:
+        """What models may know."""
+        arrays = {name: field.array for name, field in self.inputs.items()}
+        named = {name: array for name, array in arrays.items() if name is not None}
+        is_class = isinstance(self.label.feature, tfds.features.ClassLabel)
+        num_classes = self.label.feature.num_classes if is_class else None
+        return Spec(inputs=named or arrays[None], label=self.label.array, num_classes=num_classes)
+
+
+def select_fields(info: Any, image_size: int | None) -> Fields:
+    """Reads from a dataset's info what its inputs and label are.
+
+    Args:
+      info: tfds.core.DatasetInfo.
+      image_size: side in pixels to which images are resized, or None to leave them as they are.
+
+    Raises:
+      DataError: no supervised_keys, a feature of varying shape or text, or an `image_size` without an image.
+    """
+    keys = info.supervised_keys
+    if keys is None or len(keys) != 2 or not isinstance(keys[1], str):
+        raise errors.DataError(
+            f"{info.full_name} must say what is input and what is label: supervised_keys=(input, label), one label. "
+            f"Received: supervised_keys={keys}, features {list(info.features)}. Rebuild it with supervised_keys."
+        )
+    if image_size is not None and image_size < 1:
+        raise errors.DataError(f"image_size must be at least 1 pixel. Received: {image_size}.")
+    if isinstance(keys[0], str):
+        names: dict[str | None, str] = {None: keys[0]}
+    elif isinstance(keys[0], Mapping):
+        names = dict(keys[0])
+    else:
+        names = {key: key for key in keys[0]}
+    inputs = {name: _input_field(info, key, image_size) for name, key in names.items()}
+    if image_size is not None and not any(_is_image(field.feature) for field in inputs.values()):
+        raise errors.DataError(
+            f"image_size={image_size} has no effect: {info.full_name} has no image input. Leave it out."
+        )
+    return Fields(inputs, _label_field(info, keys[1]))
+
+
+def batch_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor], tuple[Tensors, tf.Tensor]]:
+    """Makes the function that parses one batch.
+
+    Returns:
+      Function from serialized records [batch_size] string to (inputs, label): tensors [batch_size, *shape] as
+      `Fields.spec` tells, inputs a dict where they have names.
+    """
+    everything = [*fields.inputs.values(), fields.label]
+    stored = {field.key: field.feature.get_serialized_info() for field in everything}
+    feature_specs = example_parser.ExampleParser(stored).flat_feature_specs
+
+    def parse(records: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
+        values = tf.io.parse_example(tf.ensure_shape(records, [batch_size]), feature_specs)  # key -> [b, ...] as stored
+
+        def decode(field: Field) -> tf.Tensor:
+            value = _decode(field, tf.cast(values[field.key], stored[field.key].tf_dtype))
+            return tf.ensure_shape(tf.cast(value, field.array.dtype), [batch_size, *field.array.shape])
+
+        inputs = {name: decode(field) for name, field in fields.inputs.items()}
+        return inputs[None] if None in inputs else inputs, decode(fields.label)
+
+    return parse
+
+
+def _decode(field: Field, stored: tf.Tensor) -> tf.Tensor:
+    """[b, ...] as stored to [b, *shape]."""
+    size = field.array.shape[:2]
+
+    def resize(images: tf.Tensor) -> tf.Tensor:  # [..., H, W, C] to [..., size, size, C], same dtype
+        resized = tf.image.resize(images, size)  # bilinear, float32
+        return tf.cast(tf.round(resized) if images.dtype.is_integer else resized, images.dtype)
+
+    if _is_raw_bytes(field.feature):
+        # Every record has the same number of bytes, so the whole batch decodes at once; TFDS would go one by one.
+        values = tf.io.decode_raw(stored, field.feature.tf_dtype)  # [b, product of shape]
+        values = tf.reshape(values, [-1, *field.feature.shape])
+        return resize(values) if field.resized else values
+    if field.resized:
+        return tf.map_fn(
+            lambda image: resize(field.feature.decode_example(image)),
+            stored,
+            fn_output_signature=tf.TensorSpec(field.array.shape, field.feature.tf_dtype),
+        )
+    return field.feature.decode_batch_example(stored)
+
+
+def _is_raw_bytes(feature: Any) -> bool:
+    # Subclasses may decode in a way of their own, and TFDS does so with uint64, which decode_raw does not know.
+    if type(feature) is not tfds.features.Tensor or feature.tf_dtype == tf.uint64:
+        return False
+    return feature.to_json_content().encoding == tfds.features.Encoding.BYTES.value
+
+
+def _is_image(feature: Any) -> bool:
+    """An Image, or a tensor that looks like one: [H, W, 1|3|4] uint8."""
+    if isinstance(feature, tfds.features.Image):
+        return True
+    return (
+        type(feature) is tfds.features.Tensor
+        and feature.tf_dtype == tf.uint8
+        and len(feature.shape) == _IMAGE_RANK
+        and feature.shape[-1] in _IMAGE_CHANNELS
+    )
+
+
+def _input_field(info: Any, key: str, image_size: int | None) -> Field:
+    feature = info.features[key]
+    shape = feature.shape
+    resized = False
+    if image_size is not None and _is_image(feature):
+        resized = shape[:2] != (image_size, image_size)
+        shape = (image_size, image_size, shape[-1])
+    if not isinstance(shape, tuple) or None in shape:
+        remedy = "set image_size" if _is_image(feature) else "rebuild the dataset with one shape, padded where needed"
+        raise errors.DataError(
+            f"Feature {key!r} of {info.full_name} varies in shape, and a TPU needs fixed shapes: {remedy}. "
+            f"Received: {feature}."
+        )
+    return Field(key, feature, Array(shape, _device_dtype(info, key)), resized)
+
+
+def _label_field(info: Any, key: str) -> Field:
+    field = _input_field(info, key, image_size=None)
+    dtype = "int32" if tf.as_dtype(field.array.dtype).is_integer else field.array.dtype
+    return dataclasses.replace(field, array=Array(field.array.shape, dtype))
+
+
+def _device_dtype(info: Any, key: str) -> str:
+    """The stored dtype; float64 as float32, which is all that a TFRecord of floats holds."""
+    dtype = info.features[key].tf_dtype
+    if dtype == tf.string:
+        raise errors.DataError(
+            f"Feature {key!r} of {info.full_name} is text, which no TPU takes. Rebuild the dataset with token ids."
+        )
+    return "float32" if dtype == tf.float64 else dtype.name

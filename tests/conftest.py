@@ -1,0 +1,85 @@
+"""What tests share: the digits dataset, the trainer as a process, and what a run left behind."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+GUARD_SECS = 300  # ends a process that hangs; no test depends on how long anything takes
+
+
+@pytest.fixture(scope="session")
+def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A data_dir that holds the digits dataset."""
+    directory = tmp_path_factory.mktemp("datasets")
+    subprocess.run(
+        [sys.executable, "-m", "data.build", "digits", f"--data_dir={directory}"],
+        cwd=ROOT,
+        check=True,
+        timeout=GUARD_SECS,
+    )
+    return directory
+
+
+@dataclasses.dataclass
+class Trainer:
+    """Runs `python -m trainer.main` on the digits."""
+
+    data_dir: pathlib.Path
+
+    def command(self, *flags: str) -> list[str]:
+        """The command line; flags given later win."""
+        return [sys.executable, "-m", "trainer.main", "--dataset=digits", f"--data_dir={self.data_dir}", *flags]
+
+    def start(self, *flags: str, environ: dict[str, str] | None = None, cwd: pathlib.Path = ROOT) -> subprocess.Popen:
+        """A running process with its output on pipes."""
+        return subprocess.Popen(
+            self.command(*flags),
+            cwd=cwd,
+            env=clean_environ() | (environ or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, *flags: str, code: int = 0, environ: dict[str, str] | None = None, cwd: pathlib.Path = ROOT
+    ) -> subprocess.CompletedProcess:
+        """A finished process that must have ended with `code`."""
+        process = self.start(*flags, environ=environ, cwd=cwd)
+        out, err = process.communicate(timeout=GUARD_SECS)
+        assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def trainer(digits_dir: pathlib.Path) -> Trainer:
+    """The trainer as a process."""
+    return Trainer(digits_dir)
+
+
+def clean_environ() -> dict[str, str]:
+    """This process' environment without what would send a run to other hardware."""
+    ours = ("TPU", "KUBE_GOOGLE", "TF_CONFIG", "CLUSTER_SPEC", "AIP_")
+    return {key: value for key, value in os.environ.items() if not key.startswith(ours)} | {"PYTHONPATH": str(ROOT)}
+
+
+def metrics_of(model_dir: pathlib.Path) -> list[dict]:
+    """Records of metrics.jsonl, without what depends on the clock."""
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [{k: v for k, v in record.items() if k != "train/examples_per_sec"} for record in records]
+
+
+def state_of(model_dir: pathlib.Path) -> dict:
+    """Every array of the newest checkpoint, by name."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
+    names = [name for name in reader.get_variable_to_shape_map() if "CHECKPOINTABLE" not in name]
+    return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}

@@ -1,0 +1,304 @@
+"""Trains small models on N virtual replicas and stores what came out, for tests that compare 1, 2 and 4 of them.
+
+`python tests/replicas_worker.py NUM_REPLICAS OUT.npz`: one process a number of replicas, since TensorFlow's devices are
+fixed once used. Every case trains STEPS steps on the same records in the same order; keys are `<case>/<what>`.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from trainer import cluster, optimizers, replicated
+from trainer.config import Config
+
+GLOBAL_BATCH = 64
+STEPS = 60
+LOOPS_BY_ONE = [(step, step + 1) for step in range(STEPS)]
+ONE_LOOP = [(0, 1), (1, 51), (51, STEPS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One training: how the model is made, its optimizer options, and how it runs."""
+
+    model: Callable[[], keras.Model]
+    optimizer: dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss: Any = None
+    loops: Any = None
+    xla: bool = False
+    precision: str = "float32"
+
+
+def dense(*, l2: float = 0.0, noise: bool = False, batch_norm: bool = False, dropout: float = 0.0) -> keras.Model:
+    """[B, 8, 8] -> [B, 10] logits."""
+    return keras.Model(*_dense_graph(l2=l2, noise=noise, batch_norm=batch_norm, dropout=dropout))
+
+
+def _dense_graph(
+    *, l2: float = 0.0, noise: bool = False, batch_norm: bool = False, dropout: float = 0.0
+) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    image = keras.Input((8, 8))
+    x = keras.layers.Flatten()(image)
+    x = keras.layers.Dense(32, activation="relu", kernel_regularizer=keras.regularizers.L2(l2) if l2 else None)(x)
+    if noise:
+        x = ActivityLoss()(x)
+    if batch_norm:
+        x = keras.layers.BatchNormalization(momentum=0.8)(x)
+    if dropout:
+        x = keras.layers.Dropout(dropout)(x)
+    return image, keras.layers.Dense(10, dtype="float32")(x)
+
+
+class ActivityLoss(keras.layers.Layer):
+    """Adds a loss that depends on the batch."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class OwnTrainStep(keras.Model):
+    """Computes its loss by hand, as for one device, and keeps a metric of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.own_loss = keras.metrics.Mean(name="own_loss")
+
+    def train_step(self, data: tuple) -> dict:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.own_loss.update_state(loss)
+        return {"own_loss": self.own_loss.result()}
+
+
+class OwnComputeLoss(keras.Model):
+    """Replaces only the loss, as Keras' documentation shows it: a plain mean, not scaled by anything."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+
+class Subclassed(keras.Model):
+    """A model without a graph, with a layer that counts its own steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(32, activation="relu")
+        self.scale = RunningScale()
+        self.out = keras.layers.Dense(10)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        x = keras.ops.reshape(x, (-1, 64))
+        return self.out(self.scale(self.hidden(x), training=training))
+
+
+class RunningScale(keras.layers.Layer):
+    """Reads, in training, a running mean that the step itself updates: replicas must agree on it at every step."""
+
+    def build(self, shape: tuple) -> None:
+        self.mean = self.add_weight(shape=(), initializer="ones", trainable=False, name="mean")
+        self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name="steps")
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        scaled = x / (0.5 + self.mean)  # before the update: after it, the mean is that of this replica's share
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x))
+            self.steps.assign(self.steps + 1)
+        return scaled
+
+
+class TwoInputs:
+    """Marks the case whose batches are a dict of two inputs."""
+
+    @staticmethod
+    def build() -> keras.Model:
+        """{"top", "bottom"}: [B, 4, 8] each -> [B, 10] logits."""
+        inputs = {name: keras.Input((4, 8), name=name) for name in ("top", "bottom")}
+        x = keras.layers.Concatenate()([keras.layers.Flatten()(tensor) for tensor in inputs.values()])
+        return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def scalar_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """A loss function that returns one number; Keras scales only those that return one an example."""
+    return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True))
+
+
+SGD = {"optimizer": "sgd", "learning_rate": 0.05}
+CASES = {
+    "adamw": Case(dense, {"weight_decay": 0.1, "learning_rate": 0.01}),
+    "by_one": Case(dense, {"weight_decay": 0.1, "learning_rate": 0.01}, loops=LOOPS_BY_ONE),
+    "momentum": Case(dense, SGD | {"weight_decay": 0.01, "warmup_steps": 10}),
+    "clipnorm": Case(dense, SGD | {"clipnorm": 0.05}),
+    "global_clipnorm": Case(dense, SGD | {"global_clipnorm": 0.1}),
+    "clipvalue": Case(dense, SGD | {"clipvalue": 0.01}),
+    "l2": Case(functools.partial(dense, l2=0.01), SGD),
+    "add_loss": Case(functools.partial(dense, noise=True), SGD),
+    "scalar_loss": Case(dense, SGD, loss=scalar_loss),
+    "own_train_step": Case(lambda: OwnTrainStep(*_dense_graph()), SGD | {"clipnorm": 0.05}),
+    "own_compute_loss": Case(lambda: OwnComputeLoss(*_dense_graph()), SGD),
+    "subclassed": Case(Subclassed, SGD),
+    "two_inputs": Case(TwoInputs.build, SGD),
+    "bfloat16": Case(dense, SGD, precision="mixed_bfloat16"),
+    "float16": Case(dense, SGD | {"global_clipnorm": 0.1}, precision="mixed_float16"),
+    "xla": Case(functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}, xla=True),
+    "xla_off": Case(functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}),
+    "batch_norm": Case(functools.partial(dense, batch_norm=True), SGD),
+    "xla_batch_norm": Case(functools.partial(dense, batch_norm=True), SGD, xla=True),
+}
+
+
+def compiled(case: Case) -> keras.Model:
+    """The case's model, compiled; under the strategy's scope."""
+    config = Config(**case.optimizer)
+    model = case.model()
+    model.compile(
+        optimizer=optimizers.build(config, STEPS),
+        loss=case.loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        jit_compile=False,
+    )
+    return model
+
+
+def make(case: Case, strategy: tf.distribute.Strategy) -> replicated.Replicated:
+    """The case's model on the strategy's replicas."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(case.precision)
+    share = GLOBAL_BATCH // strategy.num_replicas_in_sync
+    image = keras.KerasTensor((share, 8, 8))
+    half = keras.KerasTensor((share, 4, 8))
+    x = {"top": half, "bottom": half} if case.model is TwoInputs.build else image
+    with strategy.scope():
+        return replicated.Replicated(
+            compiled(case), strategy, (x, keras.KerasTensor((share,), dtype="int32")), xla=case.xla
+        )
+
+
+def batches(case: Case, strategy: tf.distribute.Strategy) -> Any:
+    """Digits in file order, for ever."""
+    images, labels = digits()
+    x = {"top": images[:, :4], "bottom": images[:, 4:]} if case.model is TwoInputs.build else images
+    share = GLOBAL_BATCH // strategy.num_replicas_in_sync
+
+    def local(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((x, labels)).repeat().batch(share, drop_remainder=True)
+
+    return iter(strategy.distribute_datasets_from_function(local))
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """[1797, 8, 8] float32 in 0..1 and [1797] int32."""
+    data = load_digits()
+    return (data.images / 16.0).astype("float32"), data.target.astype("int32")
+
+
+def train(name: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+    """Trains a case and returns its logs, weights and each replica's view of its state."""
+    case = CASES[name]
+    trained = make(case, strategy)
+    iterator = batches(case, strategy)
+    found: dict[str, np.ndarray] = {}
+    for begin, end in case.loops or ONE_LOOP:
+        logs, _ = trained.run_train_loop(iterator, end - begin)
+    trained.check_integer_state()
+    found |= {f"{name}/log/{key}": np.array(value) for key, value in logs.items()}
+    for index, weight in enumerate(trained.model.get_weights()):
+        found[f"{name}/weight/{index}"] = weight
+    for variable in trained.model.non_trainable_variables:
+        copies = strategy.experimental_local_results(variable.value)
+        found[f"{name}/state/{variable.path.split('/')[-1]}"] = np.stack([copy.numpy() for copy in copies])
+    return found
+
+
+def batch_norm_oracle(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+    """One step of batch norm: its statistics on each replica, and its input, for NumPy to average."""
+    case = Case(lambda: _only_batch_norm(), SGD)
+    trained = make(case, strategy)
+    trained.run_train_loop(batches(case, strategy), 1)
+    layer = next(layer for layer in trained.model.layers if isinstance(layer, keras.layers.BatchNormalization))
+    return {
+        f"oracle/{key}": np.stack([c.numpy() for c in strategy.experimental_local_results(variable.value)])
+        for key, variable in (("mean", layer.moving_mean), ("variance", layer.moving_variance))
+    }
+
+
+def _only_batch_norm() -> keras.Model:
+    image = keras.Input((8, 8))
+    x = keras.layers.BatchNormalization(momentum=0.8)(keras.layers.Flatten()(image))
+    return keras.Model(image, keras.layers.Dense(10)(x))
+
+
+class DropoutSum(keras.Model):
+    """Shows, as metrics, what each of the first replicas drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5)
+        self.out = keras.layers.Dense(10)
+        self.drawn = [keras.metrics.Sum(name=f"mask_{bit}") for bit in range(16)]
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.out(keras.ops.reshape(x, (-1, 64)))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        mask = self.dropout(tf.ones((16,)), training=True) / 2.0
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group if context else 0  # none while the model is built
+        # Replica r adds mask * 100^r: the sum shows each replica's mask in two decimal digits of its own.
+        weight = tf.pow(100.0, tf.cast(replica, tf.float32))
+        for metric, bit in zip(self.drawn, tf.unstack(mask), strict=True):
+            metric.update_state(bit * weight)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def masks(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+    """[5, 16] sums that hold what each replica drew in steps 1, 2, 3 and, from the state after 1, again in 2, 3."""
+    found = {}
+    for xla in (False, True):
+        case = Case(DropoutSum, SGD, xla=xla)
+        trained = make(case, strategy)
+        iterator = batches(case, strategy)
+        saved: dict[str, np.ndarray] = {}
+
+        def step(trained: replicated.Replicated = trained, iterator: Any = iterator) -> np.ndarray:
+            trained.model.reset_metrics()
+            logs, _ = trained.run_train_loop(iterator, 1)
+            return np.array([logs[f"mask_{bit}"] for bit in range(16)])
+
+        drawn = [step()]
+        saved = {key: variable.numpy() for key, variable in trained.variables().items()}
+        drawn += [step(), step()]
+        for key, variable in trained.variables().items():
+            variable.assign(saved[key])
+        drawn += [step(), step()]
+        found["masks/xla" if xla else "masks/plain"] = np.stack(drawn)
+    return found
+
+
+def main() -> None:
+    """Runs all cases and writes the file."""
+    num_replicas, path = int(sys.argv[1]), sys.argv[2]
+    tf.get_logger().setLevel("ERROR")  # it warns of retracing, and each case is a function of its own
+    target = cluster.resolve(tpu=None, replicas=num_replicas, environ={})
+    strategy = cluster.connect(target, connect_timeout_secs=60).strategy
+    found: dict[str, np.ndarray] = {}
+    for name in CASES:
+        found |= train(name, strategy)
+    found |= batch_norm_oracle(strategy) | masks(strategy)
+    np.savez(path, **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Whole runs as a user starts them: processes, files, exit codes."""
+
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import GUARD_SECS, Trainer, metrics_of, state_of
+
+pytestmark = pytest.mark.slow
+
+# Two workers share batch statistics and dropout masks as little as two replicas do, so parity leaves them out.
+PLAIN = ["--model=cnn", "--model_options=batch_norm=false, dropout=0", "--train_steps=60", "--eval_every_steps=20"]
+
+SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+served = tf.saved_model.load(sys.argv[1])
+images = np.load(sys.argv[2])
+outputs = served.signatures["serving_default"](image=tf.constant(images))
+assert not [name for name in sys.modules if name.split(".")[0] in ("trainer", "data")]
+np.savez(sys.argv[3], **{key: value.numpy() for key, value in outputs.items()})
+"""
+
+
+@pytest.fixture(scope="module")
+def one_replica(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
+    """model_dir and console of 60 steps on one replica."""
+    model_dir = tmp_path_factory.mktemp("runs") / "one"
+    done = Trainer(digits_dir).run(f"--model_dir={model_dir}", *PLAIN)
+    assert done.stderr == "", "the console shows only what its user can use"
+    return model_dir, done.stdout
+
+
+def test_a_run_leaves_what_it_promises(one_replica: tuple[pathlib.Path, str]) -> None:
+    model_dir, console = one_replica
+    config = json.loads((model_dir / "config.json").read_text())
+    assert config["train_steps"] == 60
+    (start,) = json.loads((model_dir / "provenance.json").read_text())["starts"]
+    assert start["step"] == 0
+    assert any(argument.startswith("--model_dir=") for argument in start["command"])
+    records = metrics_of(model_dir)
+    evaluations = [record["step"] for record in records if "eval/accuracy" in record]
+    trainings = [record["step"] for record in records if "train/loss" in record]
+    assert evaluations == [20, 40, 60]
+    assert trainings == [20, 40, 50, 60]
+    for text in (
+        "2 virtual",
+        "digits/1.0.0",
+        "parameters",
+        "128 = 1 x 128",
+        "eval accuracy",
+        "examples/s",
+        "time, compile",
+    ):
+        assert (text in console) != (text == "2 virtual")
+    assert list((model_dir / "tensorboard").glob("events.*"))
+
+
+def test_tensorboard_holds_the_same_scalars(one_replica: tuple[pathlib.Path, str]) -> None:
+    import tensorflow as tf
+
+    model_dir, _ = one_replica
+    (path,) = (model_dir / "tensorboard").glob("events.*")
+    found = {}
+    for record in tf.data.TFRecordDataset(str(path)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        for value in event.summary.value:
+            found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
+    expected = {(r["step"], k): v for r in metrics_of(model_dir) for k, v in r.items() if k != "step"}
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
+def test_finished_run_has_nothing_left_to_do(one_replica: tuple[pathlib.Path, str], trainer: Trainer) -> None:
+    model_dir, _ = one_replica
+    before = {path: path.stat().st_mtime_ns for path in model_dir.rglob("*") if path.is_file()}
+    assert "nothing left to do" in trainer.run(f"--model_dir={model_dir}", *PLAIN).stdout
+    assert before == {path: path.stat().st_mtime_ns for path in model_dir.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("flags", [["--replicas=2", "--steps_per_loop=1"], ["--replicas=4", "--steps_per_loop=50"]])
+def test_virtual_replicas_end_with_the_same_weights(
+    one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path, flags: list[str]
+) -> None:
+    trainer.run(f"--model_dir={tmp_path}", *PLAIN, *flags)
+    _assert_same_run(tmp_path, one_replica[0])
+
+
+def test_two_workers_end_with_the_same_weights(
+    one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path
+) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(2)]
+    workers = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environ = {"TF_CONFIG": json.dumps(task)}
+        workers.append(trainer.start(f"--model_dir={tmp_path}", *PLAIN, "--steps_per_loop=7", environ=environ))
+    outputs = [worker.communicate(timeout=GUARD_SECS) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert outputs[1] == ("", ""), "only the chief speaks"
+    _assert_same_run(tmp_path, one_replica[0])
+
+
+def _assert_same_run(model_dir: pathlib.Path, expected_dir: pathlib.Path) -> None:
+    state, expected = state_of(model_dir), state_of(expected_dir)
+    assert state.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(state[name], array, rtol=0, atol=1e-5, err_msg=name)
+    # On the same loop ends, the same records.
+    ours = {(r["step"], key): v for r in metrics_of(model_dir) for key, v in r.items()}
+    theirs = {(r["step"], key): v for r in metrics_of(expected_dir) for key, v in r.items()}
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def test_export_serves_what_was_trained(
+    one_replica: tuple[pathlib.Path, str], digits_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    import tensorflow as tf
+
+    from data import pipeline
+    from trainer import checkpoints, models
+
+    model_dir, _ = one_replica
+    dataset = pipeline.open_dataset("digits", str(digits_dir))
+    batch = next(iter(pipeline.eval_batches(dataset, global_batch_size=297, per_replica_batch_size=297)))
+    np.save(tmp_path / "images.npy", batch[0].numpy())
+    served = _serve(model_dir, tmp_path)
+    model = models.find("cnn", {"batch_norm": False, "dropout": 0.0}).build(dataset.spec())
+    reader = tf.train.load_checkpoint(checkpoints.newest(str(model_dir / "checkpoints")))
+    names = {n: n.split("/.")[1] for n in reader.get_variable_to_shape_map() if n.startswith("variables/model")}
+    for variable in model.weights:
+        # A dot stands for the escaped slash of "model/<path>"; Keras numbers layers anew in each process.
+        (name,) = [
+            n for n, v in names.items() if v.removeprefix("S").replace(".S", "/").endswith(_unnumbered(variable.path))
+        ]
+        variable.assign(reader.get_tensor(name))
+    expected = model(batch[0], training=False).numpy()
+    np.testing.assert_allclose(served["logits"], expected, atol=1e-5)
+    np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(expected), atol=1e-6)
+
+
+def _unnumbered(path: str) -> str:
+    return re.sub(r"_\d+/", "/", path)
+
+
+def _serve(model_dir: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Outputs of the export for tmp_path/images.npy, in a process that has none of our code."""
+    out = tmp_path / "served.npz"
+    command = [sys.executable, "-I", "-c", SERVE, str(model_dir / "export"), str(tmp_path / "images.npy"), str(out)]
+    subprocess.run(command, check=True, timeout=GUARD_SECS, cwd=tmp_path)
+    return dict(np.load(out))
+
+
+def test_eval_and_export_need_only_the_model_dir(
+    one_replica: tuple[pathlib.Path, str], tmp_path: pathlib.Path, digits_dir: pathlib.Path
+) -> None:
+    model_dir, _ = one_replica
+    last = [r for r in metrics_of(model_dir) if "eval/accuracy" in r][-1]
+    module = [sys.executable, "-m", "trainer.main", f"--model_dir={model_dir}"]
+    done = subprocess.run([*module, "--mode=eval"], check=True, capture_output=True, text=True, timeout=GUARD_SECS)
+    assert f"{last['eval/accuracy']:.4f}" in done.stdout
+    before = (model_dir / "export" / "fingerprint.pb").stat().st_mtime_ns
+    subprocess.run([*module, "--mode=export"], check=True, capture_output=True, timeout=GUARD_SECS)
+    assert (model_dir / "export" / "fingerprint.pb").stat().st_mtime_ns > before
+
+
+def test_batch_norm_state_is_one_for_checkpoint_export_and_evaluation(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    import tensorflow as tf
+
+    flags = ["--model=cnn", "--train_steps=30", "--eval_every_steps=15", "--replicas=4"]
+    trainer.run(f"--model_dir={tmp_path}", *flags)
+    saved = {n: a for n, a in state_of(tmp_path).items() if "moving_" in n}
+    assert len(saved) == 4
+    served = tf.saved_model.load(str(tmp_path / "export"))
+    exported = [v.numpy() for v in served.variables]
+    for name, array in saved.items():
+        assert any(array.shape == e.shape and (array == e).all() for e in exported), name
+    # Evaluation on four replicas saw the same statistics as evaluation on one does.
+    four = [r for r in metrics_of(tmp_path) if "eval/loss" in r][-1]
+    trainer.run(f"--model_dir={tmp_path}", "--mode=eval", "--model=cnn")
+    one = [r for r in metrics_of(tmp_path) if "eval/loss" in r][-1]
+    assert one["eval/accuracy"] == four["eval/accuracy"]
+    assert one["eval/loss"] == pytest.approx(four["eval/loss"], abs=1e-6)

@@ -1,0 +1,120 @@
+"""Parity: what a model learns does not depend on how many replicas share the batch."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests import replicas_worker
+from tests.conftest import GUARD_SECS, ROOT, clean_environ
+
+pytestmark = pytest.mark.slow
+
+REPLICAS = (1, 2, 4)
+# Sums in another order differ in the last digits; bfloat16 has three of them, float16 four.
+TOLERANCE = {"bfloat16": 2e-2, "float16": 1e-3, "xla": 1e-4}
+# Batch statistics are those of a replica's share, so training differs by design (the README says so).
+DIFFERENT_BY_DESIGN = ("batch_norm", "xla_batch_norm")
+SAME = [name for name in replicas_worker.CASES if name not in DIFFERENT_BY_DESIGN]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
+    """Number of replicas -> what `replicas_worker` stored."""
+    folder = tmp_path_factory.mktemp("replicas")
+    paths = {n: folder / f"{n}.npz" for n in REPLICAS}
+    workers = {n: _start(n, path) for n, path in paths.items()}
+    for n, worker in workers.items():
+        output = worker.communicate(timeout=2 * GUARD_SECS)[0]
+        assert worker.returncode == 0, f"{n} replicas: {output}"
+    return {n: dict(np.load(path)) for n, path in paths.items()}
+
+
+def _start(num_replicas: int, path: pathlib.Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.replicas_worker", str(num_replicas), str(path)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _case(found: dict[str, np.ndarray], name: str, *kinds: str) -> dict[str, np.ndarray]:
+    return {
+        key.removeprefix(f"{name}/"): a
+        for key, a in found.items()
+        if key.startswith(tuple(f"{name}/{k}/" for k in kinds))
+    }
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_metrics_and_weights_are_those_of_one_replica(trained: dict, name: str, num_replicas: int) -> None:
+    one, many = (_case(trained[n], name, "log", "weight") for n in (1, num_replicas))
+    assert one.keys() == many.keys()
+    assert any(key.startswith("log") for key in one)
+    for key, array in one.items():
+        np.testing.assert_allclose(many[key], array, rtol=0, atol=TOLERANCE.get(name, 1e-5), err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue", "adamw", "l2", "add_loss"])
+def test_the_option_has_an_effect(trained: dict, name: str) -> None:
+    # Parity of options that do nothing would prove nothing: each case ends elsewhere than plain training.
+    plain, optioned = _case(trained[1], "scalar_loss", "weight"), _case(trained[1], name, "weight")
+    assert max(np.abs(plain[key] - optioned[key]).max() for key in plain) > 1e-2
+
+
+@pytest.mark.parametrize("num_replicas", REPLICAS)
+def test_loop_length_changes_nothing(trained: dict, num_replicas: int) -> None:
+    long, by_one = (_case(trained[num_replicas], name, "log", "weight") for name in ("adamw", "by_one"))
+    for key, array in long.items():
+        np.testing.assert_allclose(by_one[key], array, rtol=0, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("num_replicas", REPLICAS)
+def test_xla_agrees_with_plain(trained: dict, num_replicas: int) -> None:
+    plain, compiled = (_case(trained[num_replicas], name, "log", "weight") for name in ("xla_off", "xla"))
+    for key, array in plain.items():
+        np.testing.assert_allclose(compiled[key], array, rtol=0, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("name", [*DIFFERENT_BY_DESIGN, "subclassed"])
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_replicas_hold_the_same_state(trained: dict, name: str, num_replicas: int) -> None:
+    state = _case(trained[num_replicas], name, "state")
+    assert state
+    for key, copies in state.items():
+        assert len(copies) == num_replicas
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy, copies[0], err_msg=key)
+
+
+@pytest.mark.parametrize("num_replicas", REPLICAS)
+def test_batch_norm_statistics_are_the_mean_over_replicas(trained: dict, num_replicas: int) -> None:
+    images, _ = replicas_worker.digits()
+    shares = images[: replicas_worker.GLOBAL_BATCH].reshape(num_replicas, -1, 64)  # [R, b, 64]
+    mean = 0.2 * shares.mean(axis=1).mean(axis=0)
+    variance = 0.8 + 0.2 * shares.var(axis=1).mean(axis=0)
+    for copy in trained[num_replicas]["oracle/mean"]:
+        np.testing.assert_allclose(copy, mean, atol=1e-6)
+    for copy in trained[num_replicas]["oracle/variance"]:
+        np.testing.assert_allclose(copy, variance, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "xla"])
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_replicas_drop_out_different_units(trained: dict, kind: str, num_replicas: int) -> None:
+    sums = trained[num_replicas][f"masks/{kind}"].astype(int)  # [step, 16]: two decimal digits a replica
+    masks = [(sums // 100**replica) % 100 for replica in range(num_replicas)]
+    assert all(np.isin(mask, (0, 1)).all() for mask in masks)
+    for replica, mask in enumerate(masks):
+        for other in masks[:replica]:
+            assert (mask != other).any(axis=1).all(), "two replicas drew the same mask"
+        assert (mask[0] != mask[1]).any(), "a replica drew the same mask twice"
+
+
+@pytest.mark.parametrize("kind", ["plain", "xla"])
+@pytest.mark.parametrize("num_replicas", REPLICAS)
+def test_restored_random_state_draws_what_would_have_been_drawn(trained: dict, kind: str, num_replicas: int) -> None:
+    sums = trained[num_replicas][f"masks/{kind}"]  # steps 1, 2, 3 and, from the state after 1, again 2 and 3
+    np.testing.assert_array_equal(sums[3:5], sums[1:3])

@@ -1,0 +1,51 @@
+"""Models that cannot keep the promises on several replicas are refused, with the reason."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests import replicas_worker
+from trainer import replicated
+from trainer.errors import ConfigError
+
+
+class ReturnsUntracked(replicas_worker.OwnTrainStep):
+    """Returns a value that no metric keeps."""
+
+    def train_step(self, data: tuple) -> dict:
+        super().train_step(data)
+        return {"loss": tf.constant(1.0)}
+
+
+def _one_replica() -> tf.distribute.Strategy:
+    return tf.distribute.get_strategy()
+
+
+def test_value_that_no_metric_keeps() -> None:
+    case = replicas_worker.Case(lambda: ReturnsUntracked(*replicas_worker._dense_graph()), replicas_worker.SGD)
+    trained = replicas_worker.make(case, _one_replica())
+    with pytest.raises(ConfigError, match="returns loss, which no metric"):
+        trained.run_train_loop(replicas_worker.batches(case, _one_replica()), 1)
+
+
+def test_metric_that_nobody_updates_is_not_reported_as_zero() -> None:
+    case = replicas_worker.CASES["own_train_step"]
+    trained = replicas_worker.make(case, _one_replica())
+    logs, _ = trained.run_train_loop(replicas_worker.batches(case, _one_replica()), 2)
+    assert list(logs) == ["own_loss"]
+
+
+def test_summing_loss_on_several_replicas() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    case = replicas_worker.Case(replicas_worker.dense, replicas_worker.SGD, loss=loss)
+    replicas_worker.make(case, strategy)  # one replica: nothing to disagree on
+    with pytest.raises(ConfigError, match="sums over the batch"):
+        replicated.check_losses(loss, num_replicas=2)
+
+
+def test_accumulating_optimizer_on_several_replicas() -> None:
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    replicated.check_optimizer(optimizer, num_replicas=1)
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps"):
+        replicated.check_optimizer(optimizer, num_replicas=2)

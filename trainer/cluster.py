@@ -1,0 +1,563 @@
+"""From `--tpu`, `--replicas` and `TF_CONFIG` to a connected, initialised strategy; the only constructor of strategies.
+
+Two steps, because the first is free and the second may wait minutes for hardware:
+
+    target = resolve(tpu=..., ...)             # environment and flags only: no TensorFlow, no network
+    cluster = connect(target, connect_timeout_secs=...)
+
+Between them a caller knows `target.is_remote`, and can refuse paths that a worker on another machine cannot read.
+Nothing falls back: hardware that was asked for and is not there ends in ConfigError or RetryError (trainer/errors.py).
+What may block on the way to a TPU runs in a daemon thread under one deadline. TensorFlow may never leave such a thread,
+so after an error of `connect` the process has to end with `os._exit`. On missing workers TensorFlow itself gives up.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import ipaddress
+import json
+import logging
+import os
+import pathlib
+import re
+import signal
+import socket
+import threading
+import typing
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from trainer.errors import ConfigError, RetryError, TrainerError
+
+if typing.TYPE_CHECKING:
+    import tensorflow as tf
+
+AUTO = "auto"  # value of a bare `--tpu`: the TPU of this environment
+LOCAL = "local"
+_GRPC = "grpc://"
+_GRPC_PORT = 8470  # of every Cloud TPU worker
+_HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_.-]+)(:(?P<port>[0-9]{1,5}))?")
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TRAINING_JOBS = ("chief", "worker")  # of TF_CONFIG, in the order of worker_index
+_HTTP2_SETTINGS = 4
+# What opens an HTTP/2 connection, gRPC's too: preface and an empty SETTINGS frame (RFC 9113, 3.4 and 4.1).
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _HTTP2_SETTINGS, 0, 0, 0, 0, 0])
+
+_log = logging.getLogger(__name__)
+_T = typing.TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """The processes that train together, from TF_CONFIG."""
+
+    addresses: tuple[str, ...]  # host:port each; the chief first
+    index: int  # of this process
+    jobs: tuple[tuple[str, int], ...]  # TF_CONFIG's task types in use, with their numbers of tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What to connect to, as far as flags and environment tell. Made by `resolve`."""
+
+    tpu: str | None  # None, 'local', the name of a TPU node, or 'grpc://ip:port[,ip:port...]'
+    zone: str | None
+    project: str | None
+    replicas: int | None
+    workers: Workers | None  # None: this process trains alone
+    source: str  # where `tpu` came from: 'TPU_CONFIG unset, TPU_NAME=my-tpu'
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """(host, port) of each TPU worker that is named by its address."""
+        return _parse_grpc(self.tpu) if self.tpu and self.tpu.startswith(_GRPC) else ()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are read and written by a TPU worker on another machine, which sees no local path of ours."""
+        if self.tpu in (None, LOCAL):
+            return False
+        return not self.addresses or not all(_is_loopback(host) for host, _ in self.addresses)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Connected devices, ready for variables."""
+
+    strategy: tf.distribute.Strategy
+    kind: typing.Literal["tpu", "gpu", "cpu"]
+    num_replicas: int  # over all workers
+    num_workers: int  # processes that train together, each running this program
+    worker_index: int
+    num_hosts: int  # input pipelines of the whole cluster
+    description: str  # one line: how it was resolved, and the devices
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what is written once: checkpoints, logs, exports."""
+        return self.worker_index == 0
+
+
+def resolve(
+    *,
+    tpu: str | None,
+    tpu_zone: str | None = None,
+    tpu_project: str | None = None,
+    replicas: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+    root: str = "/",
+) -> Target:
+    """Decides what to connect to, from flags and environment alone: no network, no TensorFlow.
+
+    Args:
+      tpu: None for no TPU, 'auto' for the TPU of this environment, 'local' for this VM's own chips, the name of a TPU
+        node, or 'grpc://ip[:port]' with further workers after commas.
+      tpu_zone, tpu_project: of the named node; None asks TPU_CONFIG, then (in `connect`) the metadata server.
+      replicas: virtual CPU replicas, or the number of GPUs to use; None means one CPU replica or all GPUs.
+      environ: environment variables; TF_CONFIG is read from here, and by TensorFlow from the process's own.
+      root: the directory whose dev/ lists this machine's devices.
+
+    Raises:
+      ConfigError: a value is malformed or in contradiction with another, or this machine has no TPU.
+    """
+    workers = _parse_tf_config(environ.get("TF_CONFIG") or "{}")
+    if replicas is not None and replicas < 1:
+        raise ConfigError(f"--replicas must be at least 1. Received: {replicas}")
+    if tpu is None:
+        if tpu_zone or tpu_project:
+            raise ConfigError(
+                "--tpu_zone and --tpu_project have no effect without --tpu. "
+                f"Received: tpu_zone={tpu_zone}, tpu_project={tpu_project}. Add --tpu=NAME or remove them."
+            )
+        return Target(None, None, None, replicas, workers, "no TPU asked for")
+    if replicas is not None:
+        raise ConfigError(
+            f"--replicas={replicas} has no effect with --tpu={tpu}: a slice has one replica a core, all of them used. "
+            "Remove --replicas, or remove --tpu to train on GPUs or virtual CPU replicas."
+        )
+    if workers:
+        raise ConfigError(
+            f"--tpu={tpu} with a TF_CONFIG of {len(workers.addresses)} workers: one process drives a whole TPU slice. "
+            f"Start one process and unset TF_CONFIG, or remove --tpu. Received workers: {', '.join(workers.addresses)}"
+        )
+    source = f"--tpu={tpu}"
+    if tpu == AUTO:
+        tpu, node, source = _tpu_of_environment(environ, root)
+        tpu_zone = tpu_zone or node.get("zone")
+        tpu_project = tpu_project or node.get("project")
+    tpu = _checked_tpu(tpu, source)
+    if (tpu_zone or tpu_project) and (tpu == LOCAL or tpu.startswith(_GRPC)):
+        raise ConfigError(
+            f"A zone and a project look up a TPU by name, and {tpu} is not a name. "
+            f"Received: {source}, tpu_zone={tpu_zone}, tpu_project={tpu_project}. Remove the two."
+        )
+    if tpu == LOCAL and not local_chips(root):
+        raise ConfigError(
+            f"This machine has no TPU: no {root}dev/accel* and no {root}dev/vfio/<number>. Looked for: {source}. "
+            "Run on a TPU VM (in a container, pass its devices on), name a TPU with --tpu=NAME, or leave out --tpu."
+        )
+    return Target(tpu, tpu_zone or None, tpu_project or None, None, None, source)
+
+
+def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:
+    """Connects and initialises what `resolve` found. Call once, in the main thread, before TensorFlow is in use.
+
+    Args:
+      target: from `resolve`.
+      connect_timeout_secs: deadline in seconds for all that may block: metadata server, Cloud TPU API, TCP, gRPC,
+        initialisation of the TPU system, peers that have not started.
+
+    Raises:
+      ConfigError: another try would fail too: unknown node, no TPU there, TensorFlow without TPU support, too many
+        replicas asked for, TensorFlow already in use.
+      RetryError: another try can help: node not READY, refused or silent address, missing peer, deadline passed.
+    """
+    import tensorflow as tf
+
+    if target.tpu is not None:
+        watchdog = _Watchdog(connect_timeout_secs)
+        return watchdog.run(lambda: _connect_tpu(tf, target, watchdog))
+    if target.workers is not None:
+        return _connect_workers(tf, target.workers, target.replicas, connect_timeout_secs)
+    return _connect_this_machine(tf, target.replicas)
+
+
+def local_chips(root: str = "/") -> list[str]:
+    """Device files of the TPU chips of this machine: dev/accel<n> (up to v4), dev/vfio/<group> (v5e and later)."""
+    dev = pathlib.Path(root, "dev")
+    found = [*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")]  # vfio/vfio, the control file, is on any machine
+    return sorted(str(path) for path in found)
+
+
+# --- flags and environment ---
+
+
+def _tpu_of_environment(environ: Mapping[str, str], root: str) -> tuple[str, dict[str, str], str]:
+    """Returns the --tpu value that the environment stands for, its TPU_CONFIG (zone, project), and how it was found."""
+    # TPU_CONFIG is what Vertex AI sets. TensorFlow's own client would read it, but TensorFlow prefers cloud-tpu-client
+    # where that is installed, and cloud-tpu-client does not.
+    if text := environ.get("TPU_CONFIG"):
+        try:
+            node = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"TPU_CONFIG is not JSON ({error}). Received: {text}") from error
+        if not isinstance(node, dict) or not isinstance(node.get("tpu_node_name"), str):
+            raise ConfigError(f'TPU_CONFIG needs {{"tpu_node_name", "zone", "project"}}. Received: {text}')
+        return node["tpu_node_name"], node, f"TPU_CONFIG names {node['tpu_node_name']}"
+    if name := environ.get("TPU_NAME"):
+        return name, {}, f"TPU_CONFIG unset, TPU_NAME={name}"
+    if endpoints := environ.get("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
+        address = endpoints if endpoints.startswith(_GRPC) else _GRPC + endpoints
+        return address, {}, f"TPU_CONFIG, TPU_NAME unset, KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS={endpoints}"
+    unset = "TPU_CONFIG, TPU_NAME, KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS unset"
+    return LOCAL, {}, f"{unset}, {len(local_chips(root))} chips on this machine"
+
+
+def _checked_tpu(tpu: str, source: str) -> str:
+    """Returns `tpu` with full addresses, or raises ConfigError where it is neither 'local', an address nor a name."""
+    if tpu.startswith(_GRPC):
+        return _GRPC + ",".join(f"{host}:{port}" for host, port in _parse_grpc(tpu))
+    if "://" not in tpu and (":" in tpu or _is_ip(tpu)):
+        # TensorFlow would take it for the name of a node, and fail far from the cause.
+        raise ConfigError(f"{tpu} looks like an address: did you mean {_GRPC}{tpu}? Received: {source}")
+    if not _NODE_NAME.fullmatch(tpu):
+        raise ConfigError(f"'{tpu}' is no name of a TPU. Use local, NAME or {_GRPC}IP[:PORT]. Received: {source}")
+    return tpu
+
+
+def _parse_grpc(tpu: str) -> tuple[tuple[str, int], ...]:
+    addresses = []
+    for entry in tpu.split(","):
+        match = _HOST_PORT.fullmatch(entry.strip().removeprefix(_GRPC))
+        if not match or not 0 < int(match["port"] or _GRPC_PORT) < 2**16:
+            raise ConfigError(f"'{entry}' is not {_GRPC}HOST[:PORT]. Received: {tpu}")
+        addresses.append((match["host"], int(match["port"] or _GRPC_PORT)))
+    return tuple(addresses)
+
+
+def _is_ip(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _parse_tf_config(text: str) -> Workers | None:
+    """Reads TF_CONFIG strictly, since TensorFlow waits for ever for a worker that a typo made. None: trains alone.
+
+    Format: https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
+    """
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"TF_CONFIG {reason}. Received: {text}")
+
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise refuse(f"is not JSON ({error})") from error
+    cluster = config.get("cluster") if isinstance(config, dict) else None
+    if isinstance(config, dict) and not cluster:
+        return None
+    if not isinstance(cluster, dict):
+        raise refuse('is not {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}')
+    for job, tasks in cluster.items():
+        if not isinstance(tasks, list) or not all(":" in str(a) and _HOST_PORT.fullmatch(str(a)) for a in tasks):
+            raise refuse(f'needs a list of "host:port" for {job}')
+        if tasks and job not in _TRAINING_JOBS:
+            raise refuse(f"has tasks of type {job}; this program trains with chief and worker only")
+    jobs = tuple((job, len(cluster[job])) for job in _TRAINING_JOBS if cluster.get(job))
+    addresses = tuple(address for job, _ in jobs for address in cluster[job])
+    if dict(jobs).get("chief") not in (None, 1) or len(set(addresses)) < len(addresses):
+        raise refuse("must name one chief at most, and each address once")
+    task = config.get("task")
+    job, index = (str(task.get("type")), str(task.get("index"))) if isinstance(task, dict) else ("", "")
+    if job not in dict(jobs) or not index.isdecimal() or int(index) >= len(cluster[job]):
+        raise refuse("must name this process by task.type and task.index, as it stands in the cluster")
+    if len(addresses) == 1:
+        return None
+    return Workers(addresses, addresses.index(cluster[job][int(index)]), jobs)
+
+
+# --- connecting ---
+
+
+class _Watchdog:
+    """Runs work that may never return, TensorFlow's gRPC above all, and gives up on it at a deadline."""
+
+    def __init__(self, timeout_secs: float):
+        self._timeout_secs = timeout_secs
+        self.waiting_for = ""  # the work says what it is about to wait for
+
+    def run(self, work: Callable[[], _T]) -> _T:
+        """Returns or raises what `work` does; RetryError with `waiting_for` when the deadline comes first."""
+        outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def report() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        threading.Thread(target=report, name="connect", daemon=True).start()
+        if not concurrent.futures.wait([outcome], timeout=self._timeout_secs).done:
+            raise RetryError(
+                f"Gave up after {self._timeout_secs:g} s of waiting for {self.waiting_for}. "
+                "Check that it is up and reachable and run again, or wait longer with --connect_timeout_secs."
+            )
+        return outcome.result()
+
+
+def _connect_tpu(tf: typing.Any, target: Target, watchdog: _Watchdog) -> Cluster:
+    if target.tpu == LOCAL:
+        _require_tpu_devices(tf)
+    resolver, addresses = _look_up(tf, target, watchdog)
+    where = ",".join(f"{_GRPC}{host}:{port}" for host, port in addresses) or "this machine's own chips"
+    by_name = target.tpu != LOCAL and not target.addresses
+    resolution = f"TPU: {target.source} -> {where}{' (READY)' if by_name else ''}"
+    _log.info("%s", resolution)
+    for host, port in addresses:
+        watchdog.waiting_for = f"the TPU worker {host}:{port} to answer"
+        _probe(host, port)
+    _bypass_proxy([host for host, _ in addresses])
+    with _translated(tf, f"Cannot use the TPU of {where}"):
+        watchdog.waiting_for = f"the TPU worker {where} to take a gRPC session"
+        tf.config.experimental_connect_to_cluster(resolver)
+        watchdog.waiting_for = f"the TPU system of {where} to initialise"
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        strategy = tf.distribute.TPUStrategy(resolver)
+    hosts = strategy.extended.num_hosts
+    return Cluster(
+        strategy=strategy,
+        kind="tpu",
+        num_replicas=strategy.num_replicas_in_sync,
+        num_workers=1,
+        worker_index=0,
+        num_hosts=hosts,
+        description=f"{resolution}; {strategy.num_replicas_in_sync} replicas on {hosts} TPU host(s)",
+    )
+
+
+def _connect_workers(tf: typing.Any, workers: Workers, replicas: int | None, timeout_secs: float) -> Cluster:
+    gpus = _use_gpus(tf, replicas)
+    if not gpus and replicas not in (None, 1):
+        raise ConfigError(
+            f"--replicas={replicas} with a TF_CONFIG of {len(workers.addresses)} workers and no GPU: "
+            "MultiWorkerMirroredStrategy uses one CPU device a worker. Remove --replicas and start more workers."
+        )
+    _bypass_proxy([address.split(":")[0] for address in workers.addresses])
+    others = ", ".join(a for i, a in enumerate(workers.addresses) if i != workers.index)
+    _limit_registration(workers, timeout_secs)
+    # _untouched inside: it takes any RuntimeError for TensorFlow's, and RetryError is one.
+    with _translated(tf, f"Cannot train with {others}"), _untouched():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    _take_back_sigterm()
+    num_workers, num_replicas = len(workers.addresses), strategy.num_replicas_in_sync
+    return Cluster(
+        strategy=strategy,
+        kind="gpu" if gpus else "cpu",
+        num_replicas=num_replicas,
+        num_workers=num_workers,
+        worker_index=workers.index,
+        num_hosts=num_workers,
+        description=f"{'GPU' if gpus else 'CPU'}: {num_replicas} replicas on {num_workers} workers of TF_CONFIG, "
+        f"this is {workers.index} at {workers.addresses[workers.index]}",
+    )
+
+
+def _limit_registration(workers: Workers, timeout_secs: float) -> None:
+    """Makes TensorFlow itself give up on missing workers.
+
+    MultiWorkerMirroredStrategy waits for them with the GIL held, so that no watchdog in Python could fire; the
+    leader, as it stands, without any limit. It leaves alone a coordination service that is configured
+    already; so this is its own configuration, private API and all, with a limit and with a barrier that the leader
+    waits at too. TensorFlow 2.20 adds 1 s (the leader) to 5 s to the limit.
+    """
+    from tensorflow.python.eager import context
+
+    jobs = [context.coordination_config_pb2.CoordinatedJob(name=job, num_tasks=n) for job, n in workers.jobs]
+    service = context.context()
+    service.configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{workers.jobs[0][0]}/task:0",
+        cluster_register_timeout_in_ms=int(timeout_secs * 1000),
+        coordinated_jobs=jobs,
+    )
+    service.coordination_service.cluster_register_with_barrier = True
+
+
+def _take_back_sigterm() -> None:
+    # The coordination service of MultiWorkerMirroredStrategy puts a handler in C++ (preemption_notifier.cc) in place of
+    # the one that Python knows of, which then never runs; and with the default one, SIGTERM no longer ends the process.
+    if handler := signal.getsignal(signal.SIGTERM):
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _connect_this_machine(tf: typing.Any, replicas: int | None) -> Cluster:
+    gpus = _use_gpus(tf, replicas)
+    num_replicas = gpus or replicas or 1
+    if gpus:
+        strategy = tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(gpus)])
+        description = f"GPU: {gpus} replica(s) on this machine's GPUs"
+    elif num_replicas == 1:
+        strategy = tf.distribute.get_strategy()
+        description = "CPU: 1 replica on this machine (no GPU found, no TPU asked for)"
+    else:
+        with _untouched():
+            tf.config.set_logical_device_configuration(
+                tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * num_replicas
+            )
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+        description = f"CPU: {num_replicas} virtual replicas on this machine (--replicas)"
+    kind: typing.Literal["gpu", "cpu"] = "gpu" if gpus else "cpu"
+    return Cluster(strategy, kind, num_replicas, 1, 0, 1, description)
+
+
+def _use_gpus(tf: typing.Any, replicas: int | None) -> int:
+    """Returns how many GPUs this process trains on, the others hidden from TensorFlow; 0 where the machine has none."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus and replicas is not None:
+        if replicas > len(gpus):
+            raise ConfigError(
+                f"--replicas={replicas}, and this machine has {len(gpus)} GPU(s), each one replica. Lower --replicas, "
+                "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to train on virtual CPU replicas."
+            )
+        with _untouched():
+            tf.config.set_visible_devices(gpus[:replicas], "GPU")  # else TensorFlow takes the memory of all
+    return min(len(gpus), replicas or len(gpus))
+
+
+def _require_tpu_devices(tf: typing.Any) -> None:
+    # initialize_tpu_system would say so too, some seconds later and in words nobody understands.
+    if any(device.device_type.startswith("TPU") for device in tf.config.list_physical_devices()):
+        return
+    raise ConfigError(
+        f"This machine has TPU chips ({', '.join(local_chips())}), and TensorFlow {tf.__version__} sees none. Install "
+        "TensorFlow with TPU support (the extra `tpu` in place of `cpu`), or end the process that holds the chips."
+    )
+
+
+def _look_up(tf: typing.Any, target: Target, watchdog: _Watchdog) -> tuple[typing.Any, Sequence[tuple[str, int]]]:
+    """Returns the resolver to connect with, and (host, port) of each worker: none for this machine's own chips."""
+    name = target.tpu
+    place = f"project {target.project or 'of this VM'}, zone {target.zone or 'of this VM'}"
+    watchdog.waiting_for = f"the Cloud TPU API to describe {name} ({place})"
+    if not (target.zone and target.project):
+        watchdog.waiting_for += ", or the metadata server to name them"
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name, zone=target.zone, project=target.project)
+        workers = resolver.cluster_spec().as_dict().get("worker", [])
+        if name == LOCAL or target.addresses:
+            return resolver, target.addresses
+        address = _GRPC + ",".join(workers)
+        # By address from here on: TensorFlow would ask the API again at every step.
+        return tf.distribute.cluster_resolver.TPUClusterResolver(address), _parse_grpc(address)
+    except Exception as error:  # the client lets those of oauth2client, httplib2, urllib and its own through
+        raise _lookup_error(error, f"TPU {name} ({place}; {target.source})") from error
+
+
+def _probe(host: str, port: int) -> None:
+    # Where nobody listens, experimental_connect_to_cluster tries for ever; a TCP connection is refused at once. And a
+    # context that has been connected before waits for a silent address with the GIL held, out of any watchdog's reach.
+    try:
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(_HTTP2_HELLO)
+            frame = connection.recv(9)  # length, type, flags, stream
+    except socket.gaierror as error:
+        raise ConfigError(f"TPU worker {host}:{port}: there is no host of this name ({error.strerror}).") from error
+    except OSError as error:
+        raise RetryError(
+            f"The TPU worker {host}:{port} cannot be reached: {error.strerror or error}. "
+            "Check that the TPU is up and that its network can be reached from here, and run again."
+        ) from error
+    if not frame:
+        raise RetryError(f"The TPU worker {host}:{port} closes connections at once. Run again when it is up.")
+    if frame[3:4] != bytes([_HTTP2_SETTINGS]):
+        raise ConfigError(f"{host}:{port} is no TPU worker: it does not speak gRPC. Received: {frame!r}")
+
+
+def _bypass_proxy(hosts: Sequence[str]) -> None:
+    # gRPC takes http_proxy for TPU workers and peers too, and hangs on it. no_grpc_proxy is read by gRPC alone, in
+    # place of no_proxy: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
+    bypassed = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, [bypassed, *hosts]))
+
+
+# --- errors ---
+
+# Part of TensorFlow's message -> error, cause and remedy. The first match counts.
+_FAILURES: tuple[tuple[str, type[TrainerError], str], ...] = (
+    ("TPU_SYSTEM", ConfigError, "it answers, and has no TPU. Give the address of a TPU worker (port 8470)"),
+    ("ConfigureDistributedTPU", ConfigError, "TensorFlow has no TPU support there. Install the extra `tpu`"),
+    ("lockfile", RetryError, "another process holds the TPU. Wait for its end, or end it"),
+    ("tpu_node_interfaces", ConfigError, "libtpu finds no TPU. Run on a TPU VM, with its devices passed on"),
+    ("RegisterTask", RetryError, "not every worker came within --connect_timeout_secs. Start them all and run again"),
+    ("Could not start gRPC server", RetryError, "the port of this worker is in use. Wait for the other run's end"),
+)
+_NODE_STATES = {
+    "CREATING": "Wait until it is READY and run again",
+    "PREEMPTED": "It was taken away: delete it, create it again and run again",
+    "STOPPED": "Start it and run again",
+}
+
+
+@contextlib.contextmanager
+def _translated(tf: typing.Any, what: str) -> Iterator[None]:
+    """Turns an error of TensorFlow into one line with cause and remedy; those without an entry are worth a retry."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for text, error_type, cause in _FAILURES:
+            if text in str(error):
+                raise error_type(f"{what}: {cause}.") from error
+        raise RetryError(f"{what}: TensorFlow says: {_first_line(error)}. Run again.") from error
+
+
+@contextlib.contextmanager
+def _untouched() -> Iterator[None]:
+    """Explains TensorFlow's refusal to configure devices that are in use."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConfigError(
+            "Replicas must be set up before anything else uses TensorFlow, and something has: a tensor, variable or "
+            f"strategy made earlier, perhaps by an import of --model. TensorFlow says: {_first_line(error)}"
+        ) from error
+
+
+def _lookup_error(error: Exception, what: str) -> TrainerError:
+    """Sorts a failed look-up by name into what another try can and cannot mend."""
+    if state := re.search(r'is not yet ready; state: "(\w+)"', str(error)):
+        remedy = _NODE_STATES.get(state[1], "Run again when it is READY")
+        return RetryError(f"{what} is {state[1]}, not READY. {remedy}.")
+    # cloud-tpu-client wraps errors of the API in ValueError with advice of its own: the cause is in its context.
+    cause = error.__context__ or error
+    reason = f"{type(cause).__name__}: {_first_line(cause)}"
+    if isinstance(error, urllib.error.URLError):  # urllib is what it asks the metadata server with
+        return ConfigError(
+            f"Cannot look up {what}: no metadata server tells this machine's project and zone. "
+            f"Give --tpu_project and --tpu_zone. {reason}"
+        )
+    status = getattr(getattr(cause, "resp", None), "status", None)
+    if status == 404:
+        return ConfigError(f"{what} does not exist. Check the name, --tpu_zone and --tpu_project.")
+    if status in (401, 403):
+        return ConfigError(f"No permission to look up {what}. Ask for the role roles/tpu.viewer. {reason}")
+    if "Credentials" in type(cause).__name__:
+        return ConfigError(
+            f"Cannot look up {what} without credentials. Run `gcloud auth application-default login`, or set "
+            f"GOOGLE_APPLICATION_CREDENTIALS. {reason}"
+        )
+    if type(cause).__name__ == "ProxiesUnavailableError":  # of httplib2, whatever no_proxy says
+        return ConfigError(
+            f"Cannot look up {what} through a proxy. Install PySocks, or unset http_proxy and https_proxy."
+        )
+    return RetryError(f"Cannot look up {what} now. {reason}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]

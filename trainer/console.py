@@ -1,0 +1,42 @@
+"""What a run says at its start and at its end. Pure: text from values."""
+
+from collections.abc import Mapping, Sequence
+
+from trainer.plan import Plan
+
+
+def start_up(*, dataset: str, model: str, devices: str, plan: Plan, start_step: int, model_dir: str) -> str:
+    """The summary before training: what, on what, how much."""
+    steps = f"{start_step:,} -> {plan.train_steps:,}" if start_step else f"{plan.train_steps:,}"
+    rows = [
+        ("dataset", dataset),
+        ("model", model),
+        ("devices", devices),
+        ("batch", f"{plan.global_batch_size:,} = {plan.num_replicas} x {plan.per_replica_batch_size:,} a replica"),
+        (
+            "steps",
+            f"{steps}, {plan.steps_per_epoch:,.1f} an epoch; evaluation every {plan.eval_every_steps:,}, "
+            f"checkpoint every {plan.checkpoint_every_steps:,}, {plan.steps_per_loop:,} a loop",
+        ),
+        ("model_dir", model_dir),
+    ]
+    return table(rows)
+
+
+def results(metrics: Mapping[str, float], seconds: Mapping[str, float], examples_per_sec: float | None) -> str:
+    """The table after training: metrics, throughput, where the time went."""
+    rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
+    if examples_per_sec is not None:
+        rows.append(("examples/s", f"{examples_per_sec:,.0f}"))
+    total = sum(seconds.values())
+    rows += [
+        (f"time, {part}", f"{value:8.1f} s {value / total:6.1%}") for part, value in seconds.items() if value >= 0.05
+    ]
+    rows.append(("time, total", f"{total:8.1f} s"))
+    return table(rows)
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Two aligned columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,51 @@
+"""SavedModel of a trained model: raw inputs in, logits (and probabilities) out, no code of ours needed to serve it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from data.spec import Array, Spec
+
+
+def save(model: keras.Model, spec: Spec, directory: str) -> str:
+    """Writes `model` (built outside any strategy) to `directory`, whole or not at all, and returns it.
+
+    Signature `serving_default`: one input a feature, of the dataset's dtype and shape with a free batch size (a single
+    one is called `image` for images, else `input`); outputs `logits` [B, num_classes] float32 and, for a class label,
+    `probabilities` of the same shape. A model with other outputs gives them under their own names, else `output`.
+    """
+    arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_input_name(spec.inputs): spec.inputs}
+    signature = [tf.TensorSpec((None, *array.shape), array.dtype, name=name) for name, array in arrays.items()]
+
+    def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        features = dict(zip(arrays, tensors, strict=True))
+        outputs = model(features if isinstance(spec.inputs, Mapping) else tensors[0], training=False)
+        return _named(outputs, classifies=spec.num_classes is not None)
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serving_default", serve, input_signature=signature)
+    part = f"{directory}.part"
+    if tf.io.gfile.exists(part):
+        tf.io.gfile.rmtree(part)
+    archive.write_out(part, verbose=False)
+    if tf.io.gfile.exists(directory):
+        tf.io.gfile.rmtree(directory)
+    tf.io.gfile.rename(part, directory)
+    return directory
+
+
+def _input_name(array: Array) -> str:
+    return "image" if len(array.shape) == 3 else "input"
+
+
+def _named(outputs: Any, *, classifies: bool) -> dict[str, tf.Tensor]:
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    if isinstance(outputs, list | tuple):
+        return {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
+    if not classifies:
+        return {"output": outputs}
+    return {"logits": outputs, "probabilities": tf.nn.softmax(outputs)}

@@ -1,0 +1,132 @@
+"""Models, one file each, found by file name; importing this package imports none of them.
+
+A model module holds a frozen dataclass `Options`, `build(options, spec) -> keras.Model` and, if it brings its own loss,
+metrics or optimizer, `compile_args(options, spec) -> dict` with any of the keys `loss`, `metrics`, `optimizer`.
+`spec` is `data.spec.Spec`: shapes, dtypes and number of classes. A model takes the raw inputs (uint8 images) and
+returns logits in float32.
+"""
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import traceback
+import typing
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from data.spec import Spec
+from trainer.errors import ConfigError
+
+COMPILE_KEYS = ("loss", "metrics", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """A model with its options filled in, ready to be built as often as needed.
+
+    build: makes a new `keras.Model` for a spec.
+    compile_args: what the model brings of loss, metrics and optimizer for a spec.
+    """
+
+    name: str
+    options: Any
+    build: Callable[[Spec], Any]
+    compile_args: Callable[[Spec], dict[str, Any]]
+
+
+def find(name: str, options: Mapping[str, Any]) -> ModelSource:
+    """The model called `name` (see `Config.model`) with these options.
+
+    Raises:
+        ConfigError: no such model, a module without `build`, or options it does not have.
+    """
+    module, application = _module(name)
+    if not callable(getattr(module, "build", None)):
+        raise ConfigError(f"the model module must define build(options, spec). Received: {name!r} without it")
+    filled = _fill(name, getattr(module, "Options", None), options)
+    build: Callable = module.build
+    compile_args: Callable = getattr(module, "compile_args", lambda options, spec: {})
+    if application:
+        build = functools.partial(build, application=application)
+    return ModelSource(
+        name,
+        filled,
+        lambda spec: _explained(name, build, filled, spec),
+        lambda spec: _checked_compile_args(name, _explained(name, compile_args, filled, spec)),
+    )
+
+
+def _module(name: str) -> tuple[ModuleType, str | None]:
+    application = None
+    path = f"{__name__}.{name}"
+    if name.startswith("applications/"):
+        application, path = name.removeprefix("applications/"), f"{__name__}.applications"
+    elif "." in name:
+        path = name
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and (path == error.name or path.startswith(error.name + ".")):
+            raise ConfigError(f"no module of this name can be imported for --model. Received: {name!r}") from error
+        raise ConfigError(f"the model module {name!r} needs {error.name!r}, which is not installed") from error
+    if application:
+        module.check_name(application)
+    return module, application
+
+
+def _fill(name: str, options_type: type | None, values: Mapping[str, Any]) -> Any:
+    if options_type is None:
+        if values:
+            raise ConfigError(f"the model {name} has no options. Received: {', '.join(values)}")
+        return None
+    fields = {f.name: f for f in dataclasses.fields(options_type)}
+    hints = typing.get_type_hints(options_type)
+    problems, filled = [], {}
+    for key, value in values.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it has: {', '.join(fields)}"
+            problems.append(f"unknown option {key!r}{hint}")
+            continue
+        value = tuple(value) if isinstance(value, list) else value
+        base = typing.get_origin(hints[key]) or hints[key]
+        if base is float and type(value) is int:
+            value = float(value)
+        if isinstance(base, type) and type(value) is not base:
+            problems.append(f"{key} must be of type {hints[key]}. Received: {value!r}")
+        filled[key] = value
+    if not problems:
+        try:
+            return options_type(**filled)
+        except (TypeError, ValueError) as error:
+            problems.append(str(error))
+    raise ConfigError("\n  ".join([f"model_options of {name} cannot be used:", *problems]))
+
+
+def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
+    """Calls code of a model; what it raises becomes one line that says where."""
+    try:
+        return function(options, spec)
+    except ConfigError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[1:2]
+        where = f" ({frame[0].filename}:{frame[0].lineno})" if frame else ""
+        message = " ".join(str(error).split())
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"the model {name} cannot be built for {_described(spec)}: {kind}{message}{where}") from error
+
+
+def _described(spec: Spec) -> str:
+    inputs = spec.inputs if isinstance(spec.inputs, Mapping) else {"input": spec.inputs}
+    shapes = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in inputs.items())
+    return f"{shapes}, {spec.num_classes} classes"
+
+
+def _checked_compile_args(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    unknown = [key for key in arguments if key not in COMPILE_KEYS]
+    if unknown:
+        raise ConfigError(f"compile_args of {name} may hold {', '.join(COMPILE_KEYS)}. Received: {', '.join(unknown)}")
+    return arguments

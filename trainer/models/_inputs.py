@@ -1,0 +1,41 @@
+"""What the built-in models share: raw inputs in, float32 logits out."""
+
+import keras
+
+from data.spec import Array, Spec
+
+UINT8_SCALE = 1.0 / 255.0
+
+
+def image_input(spec: Spec) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """The model's input and the same image ready to compute on.
+
+    Returns:
+        input: [B, H, W, C] of the dataset's dtype.
+        image: [B, H, W, C] in the compute dtype; uint8 is scaled to 0..1.
+
+    Raises:
+        ValueError: the data is not one image.
+    """
+    array = spec.inputs
+    if not isinstance(array, Array) or len(array.shape) != 3:
+        raise ValueError(f"it takes one image of shape (height, width, channels). Received: {spec.inputs}")
+    image = keras.Input(array.shape, dtype=array.dtype, name="image")
+    return image, normalised(image, array)
+
+
+def normalised(tensor: keras.KerasTensor, array: Array) -> keras.KerasTensor:
+    """`tensor` in the compute dtype, uint8 scaled to 0..1; on the device, so that bytes cross to it, not floats."""
+    scale = UINT8_SCALE if array.dtype == "uint8" else 1.0
+    return keras.layers.Rescaling(scale)(tensor)
+
+
+def logits(features: keras.KerasTensor, spec: Spec) -> keras.KerasTensor:
+    """[B, D] -> [B, num_classes] float32, in full precision whatever the compute dtype.
+
+    Raises:
+        ValueError: the label is not a class.
+    """
+    if spec.num_classes is None:
+        raise ValueError(f"it classifies, and the dataset's label is not a class. Received: {spec.label}")
+    return keras.layers.Dense(spec.num_classes, dtype="float32", name="logits")(features)

@@ -1,0 +1,102 @@
+"""Batch and step arithmetic: what a config means on this hardware and this data. Pure."""
+
+import dataclasses
+import math
+
+from trainer.config import Config
+from trainer.errors import ConfigError
+
+DEFAULT_EPOCHS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Steps and batches of a run. Nothing but `per_replica_batch_size` depends on the number of replicas."""
+
+    global_batch_size: int
+    per_replica_batch_size: int
+    num_replicas: int
+    train_steps: int
+    steps_per_epoch: float
+    eval_steps: int
+    eval_every_steps: int
+    checkpoint_every_steps: int
+    log_every_steps: int
+    steps_per_loop: int
+
+    def is_checkpoint(self, step: int) -> bool:
+        """Whether a checkpoint is due once `step` steps are done."""
+        return step % self.checkpoint_every_steps == 0 or step == self.train_steps
+
+    def ends_segment(self, step: int) -> bool:
+        """Whether an evaluation is due once `step` steps are done."""
+        return step % self.eval_every_steps == 0 or step == self.train_steps
+
+    def is_report(self, step: int) -> bool:
+        """Whether metrics are written and reset: also at evaluations and checkpoints, so that a run resumed from a
+        checkpoint writes the very records it would have written uninterrupted."""
+        return step % self.log_every_steps == 0 or self.ends_segment(step) or self.is_checkpoint(step)
+
+    def segments(self, start: int) -> list[list[tuple[int, int]]]:
+        """Loops (begin, end) from step `start` to the last, grouped by evaluation.
+
+        A loop ends where anything is due, so that every interval lands on its exact step whatever `steps_per_loop`.
+        The first loop is a single step: it holds the compilation, which is then measured apart from training.
+        """
+        segments: list[list[tuple[int, int]]] = []
+        while start < self.train_steps:
+            end = min(self.train_steps, (start // self.eval_every_steps + 1) * self.eval_every_steps)
+            segments.append(self._loops(start, end, first=not segments))
+            start = end
+        return segments
+
+    def _loops(self, start: int, end: int, *, first: bool) -> list[tuple[int, int]]:
+        loops: list[tuple[int, int]] = []
+        while start < end:
+            due = [(start // every + 1) * every for every in (self.checkpoint_every_steps, self.log_every_steps)]
+            longest = 1 if first and not loops else self.steps_per_loop
+            stop = min(end, start + longest, *due)
+            loops.append((start, stop))
+            start = stop
+        return loops
+
+    def eval_loops(self) -> list[tuple[int, int]]:
+        """Loops (begin, end) over the evaluation batches."""
+        starts = range(0, self.eval_steps, self.steps_per_loop)
+        return [(start, min(start + self.steps_per_loop, self.eval_steps)) for start in starts]
+
+
+def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_eval_examples: int) -> Plan:
+    """The plan of `config` on `num_replicas` replicas and this many examples.
+
+    Raises:
+        ConfigError: the global batch does not divide by the replicas; names the nearest sizes that do.
+    """
+    batch = config.global_batch_size
+    if batch % num_replicas:
+        lower = batch // num_replicas * num_replicas
+        sizes = " or ".join(str(size) for size in (lower, lower + num_replicas) if size)
+        raise ConfigError(
+            f"global_batch_size must divide by the {num_replicas} replicas. Received: {batch}. Nearest sizes: {sizes}"
+        )
+    steps_per_epoch = num_train_examples / batch
+    train_steps = config.train_steps
+    if train_steps is None:
+        train_steps = math.ceil((config.train_epochs or DEFAULT_EPOCHS) * steps_per_epoch)
+    if config.warmup_steps >= train_steps:
+        raise ConfigError(
+            f"warmup_steps must be below the number of training steps. Received: {config.warmup_steps} of {train_steps}"
+        )
+    eval_every = config.eval_every_steps or max(1, round(steps_per_epoch))
+    return Plan(
+        global_batch_size=batch,
+        per_replica_batch_size=batch // num_replicas,
+        num_replicas=num_replicas,
+        train_steps=train_steps,
+        steps_per_epoch=steps_per_epoch,
+        eval_steps=math.ceil(num_eval_examples / batch),
+        eval_every_steps=eval_every,
+        checkpoint_every_steps=config.checkpoint_every_steps or eval_every,
+        log_every_steps=config.log_every_steps,
+        steps_per_loop=config.steps_per_loop,
+    )

@@ -1,0 +1,151 @@
+"""The directory of a run: `config.json`, `provenance.json`, `metrics.jsonl`. Local or gs://, through tf.io.gfile."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer import config as config_lib
+from trainer.errors import ConfigError
+
+CONFIG = "config.json"
+PROVENANCE = "provenance.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+EXPORT = "export"
+TENSORBOARD = "tensorboard"
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorflow-datasets", "numpy", "libtpu")
+
+
+class RunDir:
+    """Files of one run. Only `start` and what follows it write anything."""
+
+    def __init__(self, path: str):
+        self.path = path.rstrip("/")
+
+    def file(self, name: str) -> str:
+        """Path of a file or directory of the run."""
+        return f"{self.path}/{name}"
+
+    def check_resumable(self, config: config_lib.Config) -> None:
+        """Refuses a run whose numbers would not be those of the run begun here.
+
+        Raises:
+            ConfigError: options that change the numbers differ; lists them as `name: old -> new`.
+        """
+        if config.allow_config_change or not tf.io.gfile.exists(self.file(CONFIG)):
+            return
+        changed = config_lib.differences(json.loads(self._read(CONFIG)), config)
+        if changed:
+            raise ConfigError(
+                "\n  ".join(
+                    [
+                        f"{self.path} holds a run with other options; use another model_dir, the options it was begun "
+                        "with, or --allow_config_change:",
+                        *changed,
+                    ]
+                )
+            )
+
+    def check_writable(self) -> None:
+        """Finds out, without leaving anything behind, that the directory can be made and written.
+
+        Raises:
+            ConfigError: with the path and the file system's reason.
+        """
+        probe = self.file(f".write-probe-{os.getpid()}")
+        missing = self._first_missing()
+        try:
+            tf.io.gfile.makedirs(self.path)
+            self._write(os.path.basename(probe), "")
+            tf.io.gfile.remove(probe)
+            if missing:
+                tf.io.gfile.rmtree(missing)
+        except (tf.errors.OpError, OSError) as error:
+            reason = getattr(error, "message", None) or str(error)
+            raise ConfigError(f"model_dir cannot be written. Received: {self.path!r}: {reason}") from error
+
+    def _first_missing(self) -> str | None:
+        """The outermost directory that `makedirs` would have to make."""
+        missing, path = None, self.path
+        while path and "://" not in path[-3:] and not tf.io.gfile.exists(path):
+            missing, path = path, os.path.dirname(path)
+        return missing
+
+    def start(self, config: config_lib.Config, provenance: Mapping[str, Any], *, step: int) -> None:
+        """Writes the config, adds this start to the provenance, and drops metrics of steps that will be done again."""
+        tf.io.gfile.makedirs(self.path)
+        self._replace(CONFIG, config_lib.to_json(config))
+        starts = json.loads(self._read(PROVENANCE))["starts"] if self._has(PROVENANCE) else []
+        self._replace(PROVENANCE, json.dumps({"starts": [*starts, dict(provenance)]}, indent=2) + "\n")
+        if self._has(METRICS):
+            kept = [line for line in self._read(METRICS).splitlines() if _step_of(line, default=step + 1) <= step]
+            self._replace(METRICS, "".join(line + "\n" for line in kept))
+
+    def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one line to `metrics.jsonl`: `{"step": ..., "<name>": ...}`."""
+        with tf.io.gfile.GFile(self.file(METRICS), "a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def _has(self, name: str) -> bool:
+        return tf.io.gfile.exists(self.file(name))
+
+    def _read(self, name: str) -> str:
+        with tf.io.gfile.GFile(self.file(name)) as file:
+            return file.read()
+
+    def _write(self, name: str, text: str) -> None:
+        with tf.io.gfile.GFile(self.file(name), "w") as file:
+            file.write(text)
+
+    def _replace(self, name: str, text: str) -> None:
+        """Writes a file whole or not at all."""
+        self._write(f"{name}.part", text)
+        tf.io.gfile.rename(self.file(f"{name}.part"), self.file(name), overwrite=True)
+
+
+def provenance(argv: Sequence[str], *, devices: str, dataset: str, step: int) -> dict[str, Any]:
+    """What produced this start of a run: command, code, packages, machine, devices, data."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "command": list(argv),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "host": platform.node(),
+        "devices": devices,
+        "dataset": dataset,
+    }
+
+
+def _step_of(line: str, default: int) -> int:
+    """The step of a metrics line; a line torn by a kill counts as `default`."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return default
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git for the code's own checkout, None where there is no git or no checkout."""
+    code = os.path.dirname(os.path.abspath(__file__))
+    try:
+        done = subprocess.run(["git", "-C", code, *arguments], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

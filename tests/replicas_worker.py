@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from trainer import cluster, optimizers, replicated
+from trainer import cluster, hardware, optimizers, replicated
 from trainer.config import Config
 
 GLOBAL_BATCH = 64
@@ -291,7 +291,7 @@ def main() -> None:
     """Runs all cases and writes the file."""
     num_replicas, path = int(sys.argv[1]), sys.argv[2]
     tf.get_logger().setLevel("ERROR")  # it warns of retracing, and each case is a function of its own
-    target = cluster.resolve(tpu=None, replicas=num_replicas, environ={})
+    target = hardware.resolve(tpu=None, replicas=num_replicas, environ={})
     strategy = cluster.connect(target, connect_timeout_secs=60).strategy
     found: dict[str, np.ndarray] = {}
     for name in CASES:

@@ -14,7 +14,19 @@ import tensorflow as tf
 
 from data import catalog, pipeline
 from data.spec import Array, Spec
-from trainer import checkpoints, cluster, console, export, models, optimizers, plan, replicated, run_dir, tasks
+from trainer import (
+    checkpoints,
+    cluster,
+    console,
+    export,
+    hardware,
+    models,
+    optimizers,
+    plan,
+    replicated,
+    run_dir,
+    tasks,
+)
 from trainer.callbacks.checkpoint import SaveCheckpoint
 from trainer.callbacks.clock import Clock, LoopClock
 from trainer.callbacks.metrics import MetricsLog
@@ -44,12 +56,11 @@ def run(config: Config, argv: Sequence[str], started: float) -> None:
     trains = config.mode in ("train", "train_and_eval")
     if trains:
         folder.check_resumable(config)
-    target = cluster.resolve(
+    target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
     )
     _refuse_local_paths(target, config, dataset)
-    is_chief = target.workers is None or target.workers.index == 0
-    if is_chief and trains:
+    if target.is_chief and trains:
         folder.check_writable()
     devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
     _Run(config, argv, clock, source, dataset, spec, folder, devices).go()
@@ -67,7 +78,7 @@ def _spec(dataset: pipeline.Dataset, config: Config) -> Spec:
     return dataclasses.replace(spec, num_classes=config.num_classes)
 
 
-def _refuse_local_paths(target: cluster.Target, config: Config, dataset: pipeline.Dataset) -> None:
+def _refuse_local_paths(target: hardware.Target, config: Config, dataset: pipeline.Dataset) -> None:
     """A worker on another machine reads the data and writes checkpoints itself, and sees none of our disks."""
     paths = {"dataset": str(dataset.directory), "model_dir": config.model_dir}
     local = [f"{name}={path}" for name, path in paths.items() if not catalog.is_remote(path)]

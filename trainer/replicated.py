@@ -151,8 +151,8 @@ class Replicated:
         lost = [name for name in self._returned or () if not any(log.startswith(name) for log in logs)]
         if lost:
             raise ConfigError(
-                f"the train_step of {type(self.model).__name__} returns {', '.join(lost)}, which no metric of the model "
-                "keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
+                f"the train_step of {type(self.model).__name__} returns {', '.join(lost)}, which no metric of the "
+                "model keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
                 "name, update it in train_step and return its result()"
             )
         return logs, waited

@@ -144,5 +144,6 @@ def test_xla_with_an_own_train_step_on_two_replicas_is_refused(
     flags = [f"--dataset={dataset}", "--model=theirs.net", "--global_batch_size=20", f"--model_dir={tmp_path}/run"]
     done = trainer.run(*flags, "--xla=on", "--replicas=2", code=78, cwd=tmp_path)
     assert "Use --xla=off or one replica" in done.stderr
-    trainer.run(*flags, "--xla=on", "--train_steps=3", cwd=tmp_path)
+    done = trainer.run(*flags, "--xla=on", "--train_steps=3", cwd=tmp_path)
+    assert done.stderr == "", "XLA announces itself to nobody"
     assert json.loads((tmp_path / "run" / "config.json").read_text())["xla"] == "on"

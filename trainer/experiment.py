@@ -18,6 +18,7 @@ from trainer import (
     checkpoints,
     cluster,
     console,
+    doctor,
     export,
     hardware,
     models,
@@ -154,6 +155,8 @@ class _Run:
         wants_xla = config.xla == "on" or (config.xla == "auto" and self.devices.kind == "gpu")
         if config.xla == "auto" and replicated.reason_against_xla(model, strategy):
             wants_xla = False
+        if wants_xla:
+            doctor.swallow_first_xla_notice()
         return replicated.Replicated(model, strategy, self._batch_spec(), xla=wants_xla)
 
     def _new_model(self) -> keras.Model:

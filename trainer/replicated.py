@@ -284,9 +284,14 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int)
 
 def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
     """Why the train step cannot be compiled on CPU and GPU, or None."""
+    if strategy.num_replicas_in_sync == 1:
+        return None
     own = _overrides(model, "train_step")
-    if own and strategy.num_replicas_in_sync > 1:
+    if own:
         return f"the train_step of {own} exchanges gradients inside the step, which XLA cannot do on CPU and GPU"
+    exchanging = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False)]
+    if exchanging:
+        return f"the layer {exchanging[0]} is synchronized: it exchanges statistics inside the step, as XLA cannot"
     return None
 
 

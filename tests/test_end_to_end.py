@@ -92,6 +92,19 @@ def test_virtual_replicas_end_with_the_same_weights(
     _assert_same_run(tmp_path, one_replica[0])
 
 
+def test_a_run_goes_on_with_another_number_of_replicas(
+    one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path
+) -> None:
+    process = trainer.start(f"--model_dir={tmp_path}", *PLAIN, "--replicas=2")
+    assert process.stdout is not None
+    next(line for line in process.stdout if line.startswith("Epoch 2/3"))
+    process.kill()
+    process.communicate()
+    done = trainer.run(f"--model_dir={tmp_path}", *PLAIN, "--replicas=4")
+    assert "20 -> 60," in done.stdout or "40 -> 60," in done.stdout
+    _assert_same_run(tmp_path, one_replica[0])
+
+
 def test_two_workers_end_with_the_same_weights(
     one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path
 ) -> None:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import os
-import sys
 import warnings
 
 from trainer.errors import ConfigError
@@ -48,21 +47,3 @@ def quieten_libraries() -> None:
     # google-auth 1.x, which cloud-tpu-client pins, uses interfaces that Python deprecates.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning, module="google")
-
-
-def swallow_first_xla_notice() -> None:
-    """Lets XLA announce a trivial compilation to nobody.
-
-    It announces the first one of a process on the file descriptor of stderr, past every log level.
-    """
-    import tensorflow as tf
-
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            tf.function(lambda: tf.constant(1) + 1, jit_compile=True)()
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from trainer import cluster, optimizers, replicated
+from trainer import cluster, hardware, optimizers, replicated
 from trainer.config import Config
 
 GLOBAL_BATCH = 64
@@ -36,13 +36,13 @@ class Case:
     precision: str = "float32"
 
 
-def dense(*, l2: float = 0.0, noise: bool = False, batch_norm: bool = False, dropout: float = 0.0) -> keras.Model:
+def dense(**options: Any) -> keras.Model:
     """[B, 8, 8] -> [B, 10] logits."""
-    return keras.Model(*_dense_graph(l2=l2, noise=noise, batch_norm=batch_norm, dropout=dropout))
+    return keras.Model(*_dense_graph(**options))
 
 
 def _dense_graph(
-    *, l2: float = 0.0, noise: bool = False, batch_norm: bool = False, dropout: float = 0.0
+    *, l2: float = 0.0, noise: bool = False, batch_norm: bool = False, synchronized: bool = False
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
     image = keras.Input((8, 8))
     x = keras.layers.Flatten()(image)
@@ -50,9 +50,7 @@ def _dense_graph(
     if noise:
         x = ActivityLoss()(x)
     if batch_norm:
-        x = keras.layers.BatchNormalization(momentum=0.8)(x)
-    if dropout:
-        x = keras.layers.Dropout(dropout)(x)
+        x = keras.layers.BatchNormalization(momentum=0.8, synchronized=synchronized)(x)
     return image, keras.layers.Dense(10, dtype="float32")(x)
 
 
@@ -154,6 +152,7 @@ CASES = {
     "xla": Case(functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}, xla=True),
     "xla_off": Case(functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}),
     "batch_norm": Case(functools.partial(dense, batch_norm=True), SGD),
+    "synchronized": Case(functools.partial(dense, batch_norm=True, synchronized=True), SGD),
     "xla_batch_norm": Case(functools.partial(dense, batch_norm=True), SGD, xla=True),
 }
 
@@ -291,7 +290,7 @@ def main() -> None:
     """Runs all cases and writes the file."""
     num_replicas, path = int(sys.argv[1]), sys.argv[2]
     tf.get_logger().setLevel("ERROR")  # it warns of retracing, and each case is a function of its own
-    target = cluster.resolve(tpu=None, replicas=num_replicas, environ={})
+    target = hardware.resolve(tpu=None, replicas=num_replicas, environ={})
     strategy = cluster.connect(target, connect_timeout_secs=60).strategy
     found: dict[str, np.ndarray] = {}
     for name in CASES:

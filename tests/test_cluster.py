@@ -16,7 +16,7 @@ import threading
 import pytest
 
 from tests.tpu_api_server import PROJECT, ZONE, Node, TpuApi
-from trainer import cluster
+from trainer import hardware
 from trainer.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -25,7 +25,8 @@ GUARD_SECS = 120  # only ends a test that hangs
 # Every connecting process starts with this. `attempt` prints one JSON line: what the attempt ended in.
 PRELUDE = """
 import json, os, sys
-from trainer.cluster import connect, resolve
+from trainer.cluster import connect
+from trainer.hardware import resolve
 from trainer.errors import TrainerError
 
 def attempt(use=None, timeout=60, **flags):
@@ -56,20 +57,34 @@ def total(made):
 ENDING = "\nos._exit(0)  # a thread that TensorFlow never leaves must not hold the process, as in trainer.main\n"
 
 
-def start(script: str, **environ: str | None) -> subprocess.Popen:
-    """Starts `script` with `attempt` and `total` at hand. A variable set to None is unset."""
-    env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith(("TPU", "TF_CONFIG"))}
-    env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
-    env |= {k: v for k, v in environ.items() if v is not None}
-    source = PRELUDE + textwrap.dedent(script) + ENDING
-    return subprocess.Popen([sys.executable, "-c", source], env=env, cwd=ROOT, text=True, stdout=-1, stderr=-1)
+@pytest.fixture
+def start():
+    """Starts a script with `attempt` and `total` at hand in a process that ends with the test at the latest.
+
+    Takes the script and the variables to set in its environment.
+    """
+    processes = []
+
+    def popen(script: str, **environ: str) -> subprocess.Popen:
+        env = {
+            k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith(("TPU", "TF_CONFIG"))
+        }
+        env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT), **environ}
+        source = PRELUDE + textwrap.dedent(script) + ENDING
+        pipe = subprocess.PIPE
+        processes.append(
+            subprocess.Popen([sys.executable, "-c", source], env=env, cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
+        )
+        return processes[-1]
+
+    yield popen
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 def results(process: subprocess.Popen) -> list[dict]:
-    try:
-        out, err = process.communicate(timeout=GUARD_SECS)
-    finally:
-        process.kill()
+    out, err = process.communicate(timeout=GUARD_SECS)
     assert process.returncode == 0, err[-3000:]
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -87,7 +102,7 @@ def tf_config(ports: list[int], index: int, job: str = "worker") -> str:
 
 
 @pytest.fixture
-def tpu_worker():
+def tpu_worker(start):
     """(host, port) of a TensorFlow server in a process of its own, as runs on a TPU's host; it has no TPU."""
     [port] = free_ports(1)
     process = start(f"""
@@ -97,9 +112,7 @@ def tpu_worker():
         server.join()
     """)
     assert process.stdout.readline() == "up\n"
-    yield "127.0.0.1", port
-    process.kill()
-    process.communicate()
+    return "127.0.0.1", port
 
 
 @pytest.fixture
@@ -130,7 +143,7 @@ def silent():
 
 
 def resolved(tpu, environ=None, **flags):
-    return cluster.resolve(tpu=tpu, environ=environ or {}, **flags)
+    return hardware.resolve(tpu=tpu, environ=environ or {}, **flags)
 
 
 def test_resolve_order_of_environment(tmp_path):
@@ -164,7 +177,7 @@ def test_resolve_local_needs_chips(tmp_path):
         target = resolved(tpu, environ, root=str(tmp_path))
         assert (target.tpu, target.is_remote) == ("local", False)
     (tmp_path / "dev/accel0").touch()
-    assert len(cluster.local_chips(str(tmp_path))) == 2
+    assert len(hardware.local_chips(str(tmp_path))) == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +221,7 @@ def test_resolve_refuses(tpu, flags, environ, message):
 def test_tf_config():
     text = json.dumps({"cluster": {"worker": ["b:1", "c:1"], "chief": ["a:1"], "ps": []}, "task": {"type": "worker"}})
     workers = resolved(None, {"TF_CONFIG": text.replace('"type"', '"index": 1, "type"')}).workers
-    assert workers == cluster.Workers(("a:1", "b:1", "c:1"), 2, (("chief", 1), ("worker", 2)))
+    assert workers == hardware.Workers(("a:1", "b:1", "c:1"), 2, (("chief", 1), ("worker", 2)))
     for alone in ("", "{}", '{"cluster": {}}', '{"environment": "cloud"}', tf_config([1], 0, "chief")):
         assert resolved(None, {"TF_CONFIG": alone}).workers is None
 
@@ -236,7 +249,7 @@ def test_tf_config_refused(text, message):
     assert str(caught.value).endswith(f"Received: {text}")
 
 
-def test_resolve_imports_no_tensorflow():
+def test_resolve_imports_no_tensorflow(start):
     [modules] = results(
         start("""
         resolve(tpu="my-tpu", replicas=None)
@@ -250,7 +263,7 @@ def test_resolve_imports_no_tensorflow():
 
 
 @pytest.mark.slow
-def test_named_tpu(tmp_path, tpu_worker):
+def test_named_tpu(start, tmp_path, tpu_worker):
     """Every state of the API, through the real cloud-tpu-client; then on to a real worker, which has no TPU."""
     nodes = {"ready": Node("READY", tpu_worker), "creating": Node("CREATING"), "preempted": Node("PREEMPTED")}
     with TpuApi(nodes) as api:
@@ -288,7 +301,7 @@ def test_named_tpu(tmp_path, tpu_worker):
 
 
 @pytest.mark.slow
-def test_metadata_server_names_zone_and_project(tmp_path, silent):
+def test_metadata_server_names_zone_and_project(start, tmp_path, silent):
     """cloud-tpu-client asks metadata.google.internal through urllib, which a proxy leads to loopback here."""
     script = """
         import urllib.request
@@ -307,7 +320,7 @@ def test_metadata_server_names_zone_and_project(tmp_path, silent):
 
 
 @pytest.mark.slow
-def test_addresses(tpu_worker, silent):
+def test_addresses(start, tpu_worker, silent):
     """Refusing, foreign, silent addresses, and a worker that has no TPU, under a proxy that leads nowhere."""
     settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # all that an HTTP/2 server says before it falls silent
     http1, mute, falls_silent = silent(b"HTTP/1.1 400 Bad Request\r\n\r\n"), silent(b""), silent(settings)
@@ -343,7 +356,7 @@ def test_addresses(tpu_worker, silent):
     assert cpu_workers["exit"] == 78 and "one CPU device a worker" in cpu_workers["text"]
 
 
-def test_this_machine():
+def test_this_machine(start):
     """Virtual CPU replicas add up; and TensorFlow without TPU support on a machine that has chips is told so."""
     one_worker = tf_config([1], 0)  # as Vertex AI sets it for a single machine
     no_support, default, replicas = results(
@@ -369,7 +382,7 @@ def test_this_machine():
 
 
 @pytest.mark.slow
-def test_two_workers_and_a_missing_one():
+def test_two_workers_and_a_missing_one(start):
     """Two processes add up and keep their handler of SIGTERM; a leader and a worker without their peer give up."""
     ports = free_ports(6)
     proxy = "http://127.0.0.1:1"

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import socket
 import subprocess
 import sys
@@ -92,6 +91,19 @@ def test_virtual_replicas_end_with_the_same_weights(
     _assert_same_run(tmp_path, one_replica[0])
 
 
+def test_a_run_goes_on_with_another_number_of_replicas(
+    one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path
+) -> None:
+    process = trainer.start(f"--model_dir={tmp_path}", *PLAIN, "--replicas=2")
+    assert process.stdout is not None
+    next(line for line in process.stdout if line.startswith("Epoch 2/3"))
+    process.kill()
+    process.communicate()
+    done = trainer.run(f"--model_dir={tmp_path}", *PLAIN, "--replicas=4")
+    assert "20 -> 60," in done.stdout or "40 -> 60," in done.stdout
+    _assert_same_run(tmp_path, one_replica[0])
+
+
 def test_two_workers_end_with_the_same_weights(
     one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path
 ) -> None:
@@ -134,29 +146,31 @@ def test_export_serves_what_was_trained(
     import tensorflow as tf
 
     from data import pipeline
-    from trainer import checkpoints, models
 
     model_dir, _ = one_replica
     dataset = pipeline.open_dataset("digits", str(digits_dir))
     batch = next(iter(pipeline.eval_batches(dataset, global_batch_size=297, per_replica_batch_size=297)))
     np.save(tmp_path / "images.npy", batch[0].numpy())
     served = _serve(model_dir, tmp_path)
-    model = models.find("cnn", {"batch_norm": False, "dropout": 0.0}).build(dataset.spec())
-    reader = tf.train.load_checkpoint(checkpoints.newest(str(model_dir / "checkpoints")))
-    names = {n: n.split("/.")[1] for n in reader.get_variable_to_shape_map() if n.startswith("variables/model")}
-    for variable in model.weights:
-        # A dot stands for the escaped slash of "model/<path>"; Keras numbers layers anew in each process.
-        (name,) = [
-            n for n, v in names.items() if v.removeprefix("S").replace(".S", "/").endswith(_unnumbered(variable.path))
-        ]
-        variable.assign(reader.get_tensor(name))
-    expected = model(batch[0], training=False).numpy()
+    expected = _restored(model_dir, dataset.spec())(batch[0], training=False).numpy()
     np.testing.assert_allclose(served["logits"], expected, atol=1e-5)
     np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(expected), atol=1e-6)
 
 
-def _unnumbered(path: str) -> str:
-    return re.sub(r"_\d+/", "/", path)
+def _restored(model_dir: pathlib.Path, spec):
+    """The trained model, from its checkpoint rather than its export."""
+    import keras
+    import tensorflow as tf
+
+    from trainer import checkpoints, config, models, optimizers, replicated, tasks
+
+    keras.utils.clear_session()  # names of layers are numbered in each process
+    model = models.find("cnn", {"batch_norm": False, "dropout": 0.0}).build(spec)
+    model.compile(optimizers.build(config.Config(), 60), tasks.loss(spec), weighted_metrics=tasks.metrics(spec))
+    batch_spec = (keras.KerasTensor((1, 8, 8, 1), "uint8"), keras.KerasTensor((1,), "int32"))
+    trained = replicated.Replicated(model, tf.distribute.get_strategy(), batch_spec)
+    assert checkpoints.Checkpoints(str(model_dir / "checkpoints"), trained.variables()).restore() == 60
+    return model
 
 
 def _serve(model_dir: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, np.ndarray]:

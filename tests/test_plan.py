@@ -39,6 +39,11 @@ def test_warmup_must_end_before_training() -> None:
         _plan(train_steps=10, warmup_steps=10)
 
 
+def test_a_mode_needs_only_the_splits_it_reads() -> None:
+    assert _plan(train=0, warmup_steps=5).eval_steps == 3
+    assert _plan(test=0).eval_steps == 0
+
+
 @pytest.mark.parametrize("start", [0, 1, 7, 59, 60])
 @pytest.mark.parametrize("steps_per_loop", [1, 7, 50, 1000])
 def test_every_interval_lands_on_its_exact_step(start: int, steps_per_loop: int) -> None:

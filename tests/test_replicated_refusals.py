@@ -35,6 +35,16 @@ def test_metric_that_nobody_updates_is_not_reported_as_zero() -> None:
     assert list(logs) == ["own_loss"]
 
 
+def test_xla_around_a_layer_that_exchanges_statistics() -> None:
+    model = replicas_worker.dense(batch_norm=True, synchronized=True)
+
+    class TwoReplicas:
+        num_replicas_in_sync = 2
+
+    assert "synchronized" in str(replicated.reason_against_xla(model, TwoReplicas()))
+    assert replicated.reason_against_xla(model, _one_replica()) is None
+
+
 def test_summing_loss_on_several_replicas() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")

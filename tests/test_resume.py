@@ -1,6 +1,7 @@
 """A run killed anywhere and started again ends as one that was never killed."""
 
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -68,6 +69,15 @@ def test_other_options_are_refused_with_a_diff(trainer: Trainer, uninterrupted: 
     assert "seed: 0 -> 1" in done.stderr
     assert "learning_rate: 0.001 -> 0.5" in done.stderr
     assert before == {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.is_file()}
+
+
+def test_other_data_is_refused(trainer: Trainer, uninterrupted: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    text = (run / "provenance.json").read_text()
+    (run / "provenance.json").write_text(text.replace("1500 examples", "1400 examples"))
+    done = trainer.run(f"--model_dir={run}", *FLAGS, code=78)
+    assert "1400 examples in 4 shards -> digits/1.0.0 train: 1500 examples in 4 shards" in done.stderr
 
 
 def test_checkpoint_of_another_model_is_refused(trainer: Trainer, uninterrupted: pathlib.Path) -> None:

@@ -55,8 +55,3 @@ class Checkpoints:
                 f"Received: {path}: {reason}. Use the options it was trained with, or another model_dir"
             ) from error
         return int(self._step.numpy())
-
-
-def newest(directory: str) -> str | None:
-    """Path of the newest complete checkpoint, or None; reads no variable."""
-    return tf.train.latest_checkpoint(directory)

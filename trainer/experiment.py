@@ -14,12 +14,27 @@ import tensorflow as tf
 
 from data import catalog, pipeline
 from data.spec import Array, Spec
-from trainer import checkpoints, cluster, console, export, models, optimizers, plan, replicated, run_dir, tasks
+from trainer import (
+    checkpoints,
+    cluster,
+    console,
+    export,
+    hardware,
+    models,
+    optimizers,
+    plan,
+    replicated,
+    run_dir,
+    tasks,
+)
 from trainer.callbacks.checkpoint import SaveCheckpoint
 from trainer.callbacks.clock import Clock, LoopClock
 from trainer.callbacks.metrics import MetricsLog
 from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
+
+TRAINING_MODES = ("train", "train_and_eval")
+EVALUATING_MODES = ("eval", "train_and_eval")
 
 # Options that say nothing once a model brings its own optimizer.
 OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["group"] == "optimizer"]
@@ -41,15 +56,14 @@ def run(config: Config, argv: Sequence[str], started: float) -> None:
     dataset = pipeline.open_dataset(config.dataset, config.data_dir)
     spec = _spec(dataset, config)
     folder = run_dir.RunDir(config.model_dir)
-    trains = config.mode in ("train", "train_and_eval")
+    trains = config.mode in TRAINING_MODES
     if trains:
-        folder.check_resumable(config)
-    target = cluster.resolve(
+        folder.check_resumable(config, _training_data(dataset, config))
+    target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
     )
     _refuse_local_paths(target, config, dataset)
-    is_chief = target.workers is None or target.workers.index == 0
-    if is_chief and trains:
+    if target.is_chief and trains:
         folder.check_writable()
     devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
     _Run(config, argv, clock, source, dataset, spec, folder, devices).go()
@@ -67,7 +81,13 @@ def _spec(dataset: pipeline.Dataset, config: Config) -> Spec:
     return dataclasses.replace(spec, num_classes=config.num_classes)
 
 
-def _refuse_local_paths(target: cluster.Target, config: Config, dataset: pipeline.Dataset) -> None:
+def _training_data(dataset: pipeline.Dataset, config: Config) -> str:
+    """What decides which record stands where: a run goes on only with the same."""
+    split = dataset.split(config.train_split)
+    return f"{dataset.name} {config.train_split}: {split.num_examples} examples in {len(split.paths)} shards"
+
+
+def _refuse_local_paths(target: hardware.Target, config: Config, dataset: pipeline.Dataset) -> None:
     """A worker on another machine reads the data and writes checkpoints itself, and sees none of our disks."""
     paths = {"dataset": str(dataset.directory), "model_dir": config.model_dir}
     local = [f"{name}={path}" for name, path in paths.items() if not catalog.is_remote(path)]
@@ -91,22 +111,26 @@ class _Run:
     devices: cluster.Cluster
 
     def __post_init__(self) -> None:
+        mode = self.config.mode
         self.plan = plan.resolve(
             self.config,
             num_replicas=self.devices.num_replicas,
-            num_train_examples=self.dataset.split(self.config.train_split).num_examples,
-            num_eval_examples=self.dataset.split(self.config.eval_split).num_examples,
+            num_train_examples=self._examples(self.config.train_split, needed=mode in TRAINING_MODES),
+            num_eval_examples=self._examples(self.config.eval_split, needed=mode in EVALUATING_MODES),
         )
         self.replicated = self._build()
         self.checkpoints = checkpoints.Checkpoints(
             self.folder.file(run_dir.CHECKPOINTS), self.replicated.variables(), self.config.keep_checkpoints
         )
 
+    def _examples(self, split: str, *, needed: bool) -> int:
+        return self.dataset.split(split).num_examples if needed else 0
+
     def go(self) -> None:
         """Does what `mode` says."""
         start_step = self.checkpoints.restore()
         self._say(self._summary(start_step or 0))
-        if self.config.mode in ("train", "train_and_eval"):
+        if self.config.mode in TRAINING_MODES:
             self._train(start_step or 0)
             return
         if start_step is None:
@@ -173,7 +197,7 @@ class _Run:
         return x, tensor(self.spec.label)
 
     def _train(self, start_step: int) -> None:
-        evaluates = self.config.mode == "train_and_eval"
+        evaluates = self.config.mode in EVALUATING_MODES
         segments = self.plan.segments(start_step)
         if not segments and (not evaluates or tf.io.gfile.exists(self.folder.file(run_dir.EXPORT))):
             self._say(f"already trained to step {start_step:,}: nothing left to do")
@@ -201,8 +225,8 @@ class _Run:
         self._say_results(last, timer)
 
     def _begin(self, start_step: int) -> None:
-        description = f"{self.dataset.name} {self.dataset.splits}"
-        record = run_dir.provenance(self.argv, devices=self.devices.description, dataset=description, step=start_step)
+        data = _training_data(self.dataset, self.config)
+        record = run_dir.provenance(self.argv, devices=self.devices.description, data=data, step=start_step)
         self.folder.start(self.config, record, step=start_step)
 
     def _callbacks(self, timer: LoopClock) -> list[keras.callbacks.Callback]:

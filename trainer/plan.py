@@ -67,7 +67,7 @@ class Plan:
 
 
 def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_eval_examples: int) -> Plan:
-    """The plan of `config` on `num_replicas` replicas and this many examples.
+    """The plan of `config` on `num_replicas` replicas and this many examples; 0 of what the mode does not read.
 
     Raises:
         ConfigError: the global batch does not divide by the replicas; names the nearest sizes that do.
@@ -82,8 +82,8 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
     steps_per_epoch = num_train_examples / batch
     train_steps = config.train_steps
     if train_steps is None:
-        train_steps = math.ceil((config.train_epochs or DEFAULT_EPOCHS) * steps_per_epoch)
-    if config.warmup_steps >= train_steps:
+        train_steps = max(1, math.ceil((config.train_epochs or DEFAULT_EPOCHS) * steps_per_epoch))
+    if num_train_examples and config.warmup_steps >= train_steps:
         raise ConfigError(
             f"warmup_steps must be below the number of training steps. Received: {config.warmup_steps} of {train_steps}"
         )

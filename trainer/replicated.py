@@ -2,7 +2,8 @@
 
 Separation of concerns:
     this file: what one step does on one replica, what the replicas exchange, how many steps one call runs, and when
-               Keras' callbacks hear of it. All private names of Keras are touched here and nowhere else.
+               Keras' callbacks hear of it.
+    internals.py: all that touches private names of Keras.
     plan.py:   where loops and segments begin and end.
     cluster.py: which devices there are.
 
@@ -17,15 +18,13 @@ Equal shares make the mean of means the mean over the global batch, so 1, 2 or N
 instead, and the upstream issues, stand in the table of the README ("Why not keras.Model.fit").
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import losses as keras_losses
-from keras.src.random import seed_generator as keras_seed_generator
 
+from trainer import internals
 from trainer.errors import ConfigError
 
 # A loop is (begin, end): the steps begin..end-1 run in one call. A segment is the loops up to one evaluation.
@@ -56,26 +55,19 @@ class Replicated:
         self.input_wait_secs = 0.0
         self._num_replicas = strategy.num_replicas_in_sync
         check_losses(model.loss, num_replicas=self._num_replicas)
-        for optimizer in _optimizers(model):
+        for optimizer in internals.optimizers(model):
             check_optimizer(optimizer, num_replicas=self._num_replicas)
-        self._build(batch_spec)
-        self._state = _float_state(model)
+        with strategy.scope():
+            internals.build(model, batch_spec)
+            self._global_seed = internals.global_seed()
+        self._state = internals.float_state(model)
         # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
         self._returned: Any = None
-        for optimizer in _optimizers(model):
-            _average_gradients_first(optimizer)
+        for optimizer in internals.optimizers(model):
+            internals.average_gradients_first(optimizer)
         self._train_step = self._pick_train_step(xla)
         self._train_loop = tf.function(self._make_loop(self._train_one), autograph=False)
         self._test_loop = tf.function(self._make_loop(self._test_one), autograph=False)
-
-    def _build(self, batch_spec: tuple) -> None:
-        """Creates every variable from static shapes; `fit` of Keras would eat a batch for it."""
-        with self.strategy.scope():
-            self.model._symbolic_build(data_batch=batch_spec)
-            for optimizer in _optimizers(self.model):
-                if not optimizer.built:
-                    optimizer.build(self.model.trainable_variables)
-            self._global_seed = keras_seed_generator.global_seed_generator()
 
     def _pick_train_step(self, xla: bool) -> Callable:
         if not xla:
@@ -83,9 +75,10 @@ class Replicated:
         reason = reason_against_xla(self.model, self.strategy)
         if reason:
             raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
-        if _overrides(self.model, "train_step"):
+        internals.swallow_first_xla_notice()
+        if internals.overrides(self.model, "train_step"):
             return tf.function(self.model.train_step, jit_compile=True, autograph=False)
-        return _CompiledTrainStep(self.model)
+        return internals.CompiledTrainStep(self.model)
 
     # One step on one replica.
 
@@ -100,19 +93,7 @@ class Replicated:
 
     def _test_one(self, data: Any) -> tf.Tensor:
         """Evaluates `(x, y, mask)`, mask [b] float32 with 0 for padding, so that each real example counts once."""
-        model = self.model
-        if _overrides(model, "test_step"):
-            model.test_step(data)
-        else:
-            x, y, mask = data
-            y_pred = model(x, training=False)
-            real = tf.reduce_sum(mask)
-            # Keras divides by the batch size; these weights make it the mean over the real examples, whatever the rank
-            # of the loss, and leave regularisation losses alone.
-            weights = mask * tf.math.divide_no_nan(tf.cast(tf.size(mask), mask.dtype), real)
-            loss = model._compute_loss(x, y, y_pred, weights, training=False)
-            model._loss_tracker.update_state(loss, sample_weight=real)
-            model.compute_metrics(x, y, y_pred, sample_weight=mask)
+        internals.test_step(self.model, data)
         return tf.reduce_sum(data[-1])
 
     # Many steps in one call.
@@ -135,7 +116,7 @@ class Replicated:
 
             start = (tf.constant(0), tf.constant(0.0, tf.float64))
             _, waited = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
-            counts = {m.name: tf.convert_to_tensor(m.count) for m in _means(self.model)}
+            counts = {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)}
             return self.model.get_metrics_result(), counts, waited
 
         return loop
@@ -148,17 +129,17 @@ class Replicated:
                 and replicas cannot be told.
         """
         logs, waited = self._run(self._train_loop, iterator, steps)
-        lost = [name for name in self._returned or () if not any(log.startswith(name) for log in logs)]
+        lost = [name for name in self._returned or () if name not in logs and f"{name}_0" not in logs]
         if lost:
             raise ConfigError(
-                f"the train_step of {type(self.model).__name__} returns {', '.join(lost)}, which no metric of the model "
-                "keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
+                f"the train_step of {type(self.model).__name__} returns {', '.join(lost)}, which no metric of the "
+                "model keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
                 "name, update it in train_step and return its result()"
             )
         return logs, waited
 
     def _run(self, loop: Callable, iterator: Iterator, steps: int) -> tuple[Logs, float]:
-        with self.strategy.scope(), _as_if_alone(), _masks_of_their_own(self._num_replicas):
+        with self.strategy.scope(), internals.as_if_alone(), internals.masks_of_their_own(self._num_replicas):
             logs, counts, waited = loop(iterator, tf.constant(steps))
         # A mean that nobody updated has no value, least of all 0.
         unused = {name for name, count in counts.items() if float(count) == 0}
@@ -228,7 +209,7 @@ class Replicated:
     def _finalize(self) -> None:
         """Lets an optimizer that keeps a moving average of the weights write it back, as Keras' `fit` does."""
         with self.strategy.scope():
-            for optimizer in _optimizers(self.model):
+            for optimizer in internals.optimizers(self.model):
                 optimizer.finalize_variable_values(self.model.trainable_variables)
 
     # State of a run, for checkpoints.
@@ -236,8 +217,8 @@ class Replicated:
     def variables(self) -> dict[str, tf.Variable]:
         """All that a resumed run needs: weights, state, optimizer and random state, by name."""
         named: dict[str, tf.Variable] = {}
-        groups = {"model": self.model.variables, "random": [self._global_seed.state]}
-        for index, optimizer in enumerate(_optimizers(self.model)):
+        groups = {"model": self.model.variables, "random": [self._global_seed]}
+        for index, optimizer in enumerate(internals.optimizers(self.model)):
             groups[f"optimizer_{index}" if index else "optimizer"] = optimizer.variables
         for group, variables in groups.items():
             for variable in variables:
@@ -284,142 +265,19 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int)
 
 def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
     """Why the train step cannot be compiled on CPU and GPU, or None."""
-    own = _overrides(model, "train_step")
-    if own and strategy.num_replicas_in_sync > 1:
+    if strategy.num_replicas_in_sync == 1:
+        return None
+    own = internals.overrides(model, "train_step")
+    if own:
         return f"the train_step of {own} exchanges gradients inside the step, which XLA cannot do on CPU and GPU"
+    exchanging = [layer.name for layer in internals.layers(model) if getattr(layer, "synchronized", False)]
+    if exchanging:
+        return f"the layer {exchanging[0]} is synchronized: it exchanges statistics inside the step, as XLA cannot"
     return None
-
-
-class _CompiledTrainStep:
-    """Keras' train step with forward and backward pass as one XLA program of tensors only.
-
-    XLA cannot compile a step that reads the variables of another replica's device or exchanges gradients (keras 19005,
-    tensorflow 53140): so variables go in and come out as tensors, and the optimizer runs outside.
-    """
-
-    def __init__(self, model: keras.Model):
-        self._model = model
-        self._trainable = model.trainable_variables
-        self._state = model.non_trainable_variables + model.metrics_variables
-        self._compiled = tf.function(self._forward_backward, jit_compile=True, autograph=False)
-
-    def __call__(self, data: tuple) -> dict[str, tf.Tensor]:
-        optimizer = self._model.optimizer
-        weights = [tf.convert_to_tensor(v.value) for v in self._trainable]
-        state = [tf.convert_to_tensor(v.value) for v in self._state]
-        loss_scale = optimizer.scale_loss(tf.constant(1.0))
-        gradients, new_state = self._compiled(weights, state, data, loss_scale)
-        for variable, value in zip(self._state, new_state, strict=True):
-            variable.assign(value)
-        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
-        return self._model.get_metrics_result()
-
-    def _forward_backward(self, weights: list, state: list, data: tuple, loss_scale: tf.Tensor) -> tuple[list, list]:
-        model = self._model
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        mapping = [*zip(self._trainable, weights, strict=True), *zip(self._state, state, strict=True)]
-        with tf.GradientTape() as tape, keras.StatelessScope(mapping, collect_losses=True) as scope:
-            tape.watch(weights)
-            y_pred = model(x, training=True)
-            loss = model._compute_loss(x, y, y_pred, sample_weight, training=True)
-            model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
-            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            scaled = loss * tf.cast(loss_scale, loss.dtype)
-        gradients = tape.gradient(scaled, weights)
-        return gradients, [scope.get_current_value(v) for v in self._state]
-
-
-def _average_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes `optimizer` see the gradients of the global batch before it does anything with them.
-
-    Keras clips and checks each replica's own gradients and sums them afterwards, so what it clips depends on how many
-    replicas share the batch; and it refuses to accumulate over steps on more than one replica.
-    """
-    apply = optimizer.apply
-
-    def averaged_apply(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
-        replica = tf.distribute.get_replica_context()
-        # Dense: on a TPU they are so anyway, and slices of several replicas do not add up elsewhere.
-        present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        means = iter(replica.all_reduce(tf.distribute.ReduceOp.MEAN, present) if present else [])
-        apply([None if g is None else next(means) for g in gradients], trainable_variables)
-
-    optimizer.apply = averaged_apply
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner._all_reduce_sum_gradients = list
-
-
-@contextlib.contextmanager
-def _as_if_alone() -> Iterator[None]:
-    """While a step is traced, Keras does not scale losses by the number of replicas.
-
-    Keras scales only what passes through its own reductions, and expects a SUM of gradients; a loss function that
-    returns a scalar, or a `compute_loss` or `train_step` of the user's own, is then wrong by a factor of N, silently.
-    """
-    module = keras_losses.loss
-    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    saved = {name: getattr(module, name) for name in names}
-    for name in names:
-        setattr(module, name, lambda value: value)
-    try:
-        yield
-    finally:
-        for name, function in saved.items():
-            setattr(module, name, function)
-
-
-@contextlib.contextmanager
-def _masks_of_their_own(num_replicas: int) -> Iterator[None]:
-    """While a step is traced, each replica draws its own random numbers (keras 20612).
-
-    The stored state stays the same on all replicas and moves on as ever; only what is drawn from it depends on the
-    replica. State and replica decide, so a run that restores the state draws what it would have drawn.
-    """
-    generator = keras_seed_generator.SeedGenerator
-    following = generator.next
-
-    def next_of_replica(self: Any, ordered: bool = True) -> tf.Tensor:
-        seed = following(self, ordered)
-        replica = tf.distribute.get_replica_context()
-        if replica is None:
-            return seed
-        return tf.random.experimental.stateless_fold_in(seed, replica.replica_id_in_sync_group)  # [2] int64
-
-    if num_replicas > 1:
-        generator.next = next_of_replica
-    try:
-        yield
-    finally:
-        generator.next = following
-
-
-def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's optimizer, then any others it holds (a GAN's second one)."""
-    held = [model.optimizer, *(v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer))]
-    return list({id(o): o for o in held if o is not None}.values())
-
-
-def _float_state(model: keras.Model) -> list[keras.Variable]:
-    """State that steps update and no aggregation keeps alike: batch norm's statistics, not frozen weights."""
-    found = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
-    unique = {id(v): v for v in found if v.dtype.startswith(("float", "bfloat")) and v.aggregation == "none"}
-    return list(unique.values())
-
-
-def _overrides(model: keras.Model, method: str) -> str | None:
-    """Name of the class that replaces a method of `keras.Model`, if one does."""
-    replaced = getattr(type(model), method) is not getattr(keras.Model, method)
-    return type(model).__name__ if replaced else None
 
 
 def _local_tensors(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
     return [t for v in tf.nest.flatten(values) for t in strategy.experimental_local_results(v)]
-
-
-def _means(model: keras.Model) -> list[keras.metrics.Mean]:
-    """All metrics that are means, those given to `compile` among them."""
-    metrics = [inner for outer in model.metrics for inner in (outer, *getattr(outer, "metrics", []))]
-    return list({id(m): m for m in metrics if isinstance(m, keras.metrics.Mean)}.values())
 
 
 def _plain(logs: dict[str, tf.Tensor]) -> Logs:

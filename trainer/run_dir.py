@@ -33,25 +33,28 @@ class RunDir:
         """Path of a file or directory of the run."""
         return f"{self.path}/{name}"
 
-    def check_resumable(self, config: config_lib.Config) -> None:
+    def check_resumable(self, config: config_lib.Config, data: str) -> None:
         """Refuses a run whose numbers would not be those of the run begun here.
 
+        Args:
+            config: of the run that wants to go on.
+            data: what decides which record stands where, as `provenance` has it.
+
         Raises:
-            ConfigError: options that change the numbers differ; lists them as `name: old -> new`.
+            ConfigError: options that change the numbers, or the data, differ; lists them as `name: old -> new`.
         """
         if config.allow_config_change or not tf.io.gfile.exists(self.file(CONFIG)):
             return
         changed = config_lib.differences(json.loads(self._read(CONFIG)), config)
+        trained_on = self._starts()[-1]["data"] if self._starts() else data
+        if trained_on != data:
+            changed.append(f"data: {trained_on} -> {data}")
         if changed:
-            raise ConfigError(
-                "\n  ".join(
-                    [
-                        f"{self.path} holds a run with other options; use another model_dir, the options it was begun "
-                        "with, or --allow_config_change:",
-                        *changed,
-                    ]
-                )
+            reason = (
+                f"{self.path} holds a run with other options or data. Use another model_dir, what it was begun with, "
+                "or --allow_config_change:"
             )
+            raise ConfigError("\n  ".join([reason, *changed]))
 
     def check_writable(self) -> None:
         """Finds out, without leaving anything behind, that the directory can be made and written.
@@ -82,8 +85,8 @@ class RunDir:
         """Writes the config, adds this start to the provenance, and drops metrics of steps that will be done again."""
         tf.io.gfile.makedirs(self.path)
         self._replace(CONFIG, config_lib.to_json(config))
-        starts = json.loads(self._read(PROVENANCE))["starts"] if self._has(PROVENANCE) else []
-        self._replace(PROVENANCE, json.dumps({"starts": [*starts, dict(provenance)]}, indent=2) + "\n")
+        starts = [*self._starts(), dict(provenance)]
+        self._replace(PROVENANCE, json.dumps({"starts": starts}, indent=2) + "\n")
         if self._has(METRICS):
             kept = [line for line in self._read(METRICS).splitlines() if _step_of(line, default=step + 1) <= step]
             self._replace(METRICS, "".join(line + "\n" for line in kept))
@@ -92,6 +95,9 @@ class RunDir:
         """Adds one line to `metrics.jsonl`: `{"step": ..., "<name>": ...}`."""
         with tf.io.gfile.GFile(self.file(METRICS), "a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def _starts(self) -> list[dict[str, Any]]:
+        return json.loads(self._read(PROVENANCE))["starts"] if self._has(PROVENANCE) else []
 
     def _has(self, name: str) -> bool:
         return tf.io.gfile.exists(self.file(name))
@@ -110,7 +116,7 @@ class RunDir:
         tf.io.gfile.rename(self.file(f"{name}.part"), self.file(name), overwrite=True)
 
 
-def provenance(argv: Sequence[str], *, devices: str, dataset: str, step: int) -> dict[str, Any]:
+def provenance(argv: Sequence[str], *, devices: str, data: str, step: int) -> dict[str, Any]:
     """What produced this start of a run: command, code, packages, machine, devices, data."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -122,7 +128,7 @@ def provenance(argv: Sequence[str], *, devices: str, dataset: str, step: int) ->
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "host": platform.node(),
         "devices": devices,
-        "dataset": dataset,
+        "data": data,
     }
 
 

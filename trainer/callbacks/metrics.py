@@ -55,7 +55,7 @@ class MetricsLog(keras.callbacks.Callback):
         if not self._is_report(step):
             return
         values = {f"train/{name}": value for name, value in (logs or {}).items()}
-        values["train/learning_rate"] = float(self.model.optimizer.learning_rate)
+        values["train/learning_rate"] = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
         values["train/examples_per_sec"] = (step - self._last_step) * self._global_batch_size / self._seconds
         self._write(step, values)
         self.model.reset_metrics()

@@ -1,0 +1,77 @@
+"""Evaluation counts every example exactly once, whatever the size of the test set and the number of replicas."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from data import pipeline
+from data.datasets import digits
+from tests.conftest import GUARD_SECS, Trainer
+
+pytestmark = pytest.mark.slow
+
+SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+images = np.load(sys.argv[2])
+logits = tf.saved_model.load(sys.argv[1]).signatures["serving_default"](image=tf.constant(images))["logits"]
+np.save(sys.argv[3], logits.numpy())
+"""
+
+
+@pytest.fixture(scope="module")
+def model_dir(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A model trained for so few steps that it is often wrong."""
+    directory = tmp_path_factory.mktemp("evaluated")
+    flags = ["--model=cnn", "--global_batch_size=64", "--train_steps=12", "--learning_rate=0.003"]
+    Trainer(digits_dir).run(f"--model_dir={directory}", *flags)
+    return directory
+
+
+class Sized(digits.Digits, skip_registration=True):
+    """Digits with a test split of NUM_TEST examples."""
+
+    NUM_TEST = 0
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
+        images, labels = digits._load()
+        return {
+            "train": self._generate_examples(images, labels, np.arange(1000)),
+            "test": self._generate_examples(images, labels, np.arange(1000, 1000 + self.NUM_TEST)),
+        }
+
+
+@pytest.mark.parametrize("num_examples", [1, 7, 297, 298])
+def test_accuracy_is_numpys_on_the_export(
+    model_dir: pathlib.Path, trainer: Trainer, tmp_path: pathlib.Path, num_examples: int
+) -> None:
+    class Dataset(Sized, skip_registration=True):
+        NUM_TEST = num_examples
+
+    builder = Dataset(data_dir=str(tmp_path / "data"))
+    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=1))
+    dataset = pipeline.open_dataset(str(builder.data_path))
+    batch = pipeline.eval_batches(dataset, global_batch_size=num_examples, per_replica_batch_size=num_examples)
+    images, labels, _ = (tensor.numpy() for tensor in next(iter(batch)))
+    logits = _logits(model_dir, images, tmp_path)
+    right = int((logits.argmax(axis=-1) == labels).sum())
+    loss = float(np.mean(np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(num_examples), labels]))
+    for num_replicas in (1, 2):
+        flags = ["--mode=eval", f"--dataset={builder.data_path}", f"--replicas={num_replicas}", "--steps_per_loop=2"]
+        trainer.run(f"--model_dir={model_dir}", *flags)
+        record = json.loads((model_dir / "metrics.jsonl").read_text().splitlines()[-1])
+        assert record["eval/accuracy"] == np.float32(right) / np.float32(num_examples), f"{num_replicas} replicas"
+        assert record["eval/loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def _logits(model_dir: pathlib.Path, images: np.ndarray, folder: pathlib.Path) -> np.ndarray:
+    np.save(folder / "images.npy", images)
+    command = [sys.executable, "-I", "-c", SERVE, str(model_dir / "export"), "images.npy", "logits.npy"]
+    subprocess.run(command, check=True, timeout=GUARD_SECS, cwd=folder)
+    return np.load(folder / "logits.npy")

@@ -1,0 +1,196 @@
+"""Every name that Keras keeps private, and every way around what Keras or TensorFlow does; nothing else touches them.
+
+`tests/test_internals.py` names what has moved when a version changes. The supported ranges stand in setup.cfg.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import losses as keras_losses
+from keras.src.random import seed_generator as keras_seed_generator
+
+
+def build(model: keras.Model, batch_spec: tuple) -> None:
+    """Creates every variable of model, optimizers and metrics from static shapes, under the strategy's scope.
+
+    `fit` of Keras would eat the first batch for it.
+    """
+    model._symbolic_build(data_batch=batch_spec)
+    for optimizer in optimizers(model):
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+
+
+def global_seed() -> keras.Variable:
+    """State of the random numbers that are drawn without a generator; Keras keeps it outside of any model."""
+    return keras_seed_generator.global_seed_generator().state
+
+
+def test_step(model: keras.Model, data: tuple) -> None:
+    """Evaluates `(x, y, mask)`, mask [b] float32 with 0 for padding, so that each real example counts once."""
+    if overrides(model, "test_step"):
+        model.test_step(data)
+        return
+    x, y, mask = data
+    y_pred = model(x, training=False)
+    real = tf.reduce_sum(mask)
+    # Keras divides by the batch size; these weights make it the mean over the real examples, whatever the rank of the
+    # loss, and leave regularisation losses alone.
+    weights = mask * tf.math.divide_no_nan(tf.cast(tf.size(mask), mask.dtype), real)
+    loss = model._compute_loss(x, y, y_pred, weights, training=False)
+    model._loss_tracker.update_state(loss, sample_weight=real)
+    model.compute_metrics(x, y, y_pred, sample_weight=mask)
+
+
+class CompiledTrainStep:
+    """Keras' train step with forward and backward pass as one XLA program of tensors only.
+
+    XLA cannot compile a step that reads the variables of another replica's device or exchanges gradients (keras 19005,
+    tensorflow 53140): so variables go in and come out as tensors, and the optimizer runs outside.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._trainable = model.trainable_variables
+        self._state = model.non_trainable_variables + model.metrics_variables
+        self._compiled = tf.function(self._forward_backward, jit_compile=True, autograph=False)
+
+    def __call__(self, data: tuple) -> dict[str, tf.Tensor]:
+        optimizer = self._model.optimizer
+        weights = [tf.convert_to_tensor(v.value) for v in self._trainable]
+        state = [tf.convert_to_tensor(v.value) for v in self._state]
+        loss_scale = optimizer.scale_loss(tf.constant(1.0))
+        gradients, new_state = self._compiled(weights, state, data, loss_scale)
+        for variable, value in zip(self._state, new_state, strict=True):
+            variable.assign(value)
+        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
+        return self._model.get_metrics_result()
+
+    def _forward_backward(self, weights: list, state: list, data: tuple, loss_scale: tf.Tensor) -> tuple[list, list]:
+        model = self._model
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        mapping = [*zip(self._trainable, weights, strict=True), *zip(self._state, state, strict=True)]
+        with tf.GradientTape() as tape, keras.StatelessScope(mapping, collect_losses=True) as scope:
+            tape.watch(weights)
+            y_pred = model(x, training=True)
+            loss = model._compute_loss(x, y, y_pred, sample_weight, training=True)
+            model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
+            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            scaled = loss * tf.cast(loss_scale, loss.dtype)
+        gradients = tape.gradient(scaled, weights)
+        return gradients, [scope.get_current_value(v) for v in self._state]
+
+
+def average_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes `optimizer` see the gradients of the global batch before it does anything with them.
+
+    Keras clips and checks each replica's own gradients and sums them afterwards, so what it clips depends on how many
+    replicas share the batch; and it refuses to accumulate over steps on more than one replica.
+    """
+    apply = optimizer.apply
+
+    def averaged_apply(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
+        replica = tf.distribute.get_replica_context()
+        # Dense: on a TPU they are so anyway, and slices of several replicas do not add up elsewhere.
+        present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        means = iter(replica.all_reduce(tf.distribute.ReduceOp.MEAN, present) if present else [])
+        apply([None if g is None else next(means) for g in gradients], trainable_variables)
+
+    optimizer.apply = averaged_apply
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner._all_reduce_sum_gradients = list
+
+
+@contextlib.contextmanager
+def as_if_alone() -> Iterator[None]:
+    """While a step is traced, Keras does not scale losses by the number of replicas.
+
+    Keras scales only what passes through its own reductions, and expects a SUM of gradients; a loss function that
+    returns a scalar, or a `compute_loss` or `train_step` of the user's own, is then wrong by a factor of N, silently.
+    """
+    module = keras_losses.loss
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    saved = {name: getattr(module, name) for name in names}
+    for name in names:
+        setattr(module, name, lambda value: value)
+    try:
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(module, name, function)
+
+
+@contextlib.contextmanager
+def masks_of_their_own(num_replicas: int) -> Iterator[None]:
+    """While a step is traced, each replica draws its own random numbers (keras 20612).
+
+    The stored state stays the same on all replicas and moves on as ever; only what is drawn from it depends on the
+    replica. State and replica decide, so a run that restores the state draws what it would have drawn.
+    """
+    generator = keras_seed_generator.SeedGenerator
+    following = generator.next
+
+    def next_of_replica(self: Any, ordered: bool = True) -> tf.Tensor:
+        seed = following(self, ordered)
+        replica = tf.distribute.get_replica_context()
+        if replica is None:
+            return seed
+        return tf.random.experimental.stateless_fold_in(seed, replica.replica_id_in_sync_group)  # [2] int64
+
+    if num_replicas > 1:
+        generator.next = next_of_replica
+    try:
+        yield
+    finally:
+        generator.next = following
+
+
+def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, then any others it holds (a GAN's second one)."""
+    held = [model.optimizer, *(v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer))]
+    return list({id(o): o for o in held if o is not None}.values())
+
+
+def layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all its layers, at any depth."""
+    return list(model._flatten_layers())
+
+
+def float_state(model: keras.Model) -> list[keras.Variable]:
+    """State that steps update and no aggregation keeps alike: batch norm's statistics, not frozen weights."""
+    found = [v for layer in layers(model) for v in layer._non_trainable_variables]
+    unique = {id(v): v for v in found if v.dtype.startswith(("float", "bfloat")) and v.aggregation == "none"}
+    return list(unique.values())
+
+
+def overrides(model: keras.Model, method: str) -> str | None:
+    """Name of the class that replaces a method of `keras.Model`, if one does."""
+    replaced = getattr(type(model), method) is not getattr(keras.Model, method)
+    return type(model).__name__ if replaced else None
+
+
+def means(model: keras.Model) -> list[keras.metrics.Mean]:
+    """All metrics that are means, those given to `compile` among them."""
+    metrics = [inner for outer in model.metrics for inner in (outer, *getattr(outer, "metrics", []))]
+    return list({id(m): m for m in metrics if isinstance(m, keras.metrics.Mean)}.values())
+
+
+def swallow_first_xla_notice() -> None:
+    """Lets XLA announce a trivial compilation to nobody.
+
+    It announces the first one of a process on the file descriptor of stderr, past every log level.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            tf.function(lambda: tf.constant(1) + 1, jit_compile=True)()
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

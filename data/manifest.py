@@ -58,6 +58,11 @@ class SplitEntry:
     images: dict[str, float] | None
     findings: dict[str, int]
 
+    @property
+    def checksum(self) -> str:
+        """Of all records of the split in their order; hexadecimal."""
+        return hashlib.sha256(" ".join(shard.checksum for shard in self.shards).encode()).hexdigest()
+
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:

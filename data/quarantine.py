@@ -30,6 +30,7 @@ _FORMAT = 1
 _READ_BUFFER_BYTES = 4 << 20
 _READ_BATCH = 256
 _SHOWN = 3
+_SHOWN_DIGITS = 16
 
 
 class BadRecord(NamedTuple):
@@ -49,10 +50,22 @@ class BadRecord(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """copies: path of a shard -> path to read in its place. skipped: what these leave out."""
+    """A split that is ready to be trained on.
+
+    copies: path of a shard -> path to read in its place.
+    skipped: what these leave out.
+    checksum: of the split's records, by its manifest; "" without one.
+    """
 
     copies: dict[str, str]
     skipped: list[BadRecord]
+    checksum: str
+
+    def identity(self) -> str:
+        """What decides which record a run reads at a place, beside its order: the same text, the same records."""
+        left_out = hashlib.sha256("\n".join(map(str, self.skipped)).encode()).hexdigest()
+        skipped = f"{len(self.skipped)} left out ({left_out[:_SHOWN_DIGITS]})" if self.skipped else "none left out"
+        return f"records {self.checksum[:_SHOWN_DIGITS] or 'without a manifest'}, {skipped}"
 
 
 def write(directory: str, reports: list[scan.ShardReport]) -> tuple[str, set[Finding]]:
@@ -106,7 +119,8 @@ def refuse(directory: str, shards: list[scan.Shard]) -> None:
     if bad:
         raise errors.DataError(
             f"{directory}/{FILE} lists {len(bad):,} bad records, the first is {bad[0]}. Mend the dataset and delete "
-            f"the list, or leave these records out: --corrupt_records=skip --max_corrupt_records={len(bad)}"
+            f"the list, or leave these records out: --corrupt_records=skip --max_corrupt_records={len(bad)} (for "
+            "training; a split that is evaluated must be sound)"
         )
 
 
@@ -115,7 +129,7 @@ def prepare(info: Any, split: str, *, skip: bool, max_records: int, cache_dir: s
 
     Args:
       info: tfds.core.DatasetInfo.
-      split: to train on. Evaluation counts every example once, so it has no business here: it stops.
+      split: of one that is evaluated `skip` is False always, for evaluation counts every example exactly once.
       skip: leave bad records out; otherwise known ones are an error, and unknown ones stop the run when they are read.
       max_records, cache_dir: see `repair`.
       threads: shards read at a time, where there is no quarantine list.
@@ -127,11 +141,13 @@ def prepare(info: Any, split: str, *, skip: bool, max_records: int, cache_dir: s
     shards = scan.shards_of(info, [split])
     if not skip:
         refuse(directory, shards)
-        manifest.verify(info, [split])
-        return Prepared({}, [])
-    bad = find(directory, shards, threads=threads)
-    manifest.verify(info, [split], known={os.path.basename(record.path) for record in bad})
-    return Prepared(repair(shards, bad, max_records=max_records, cache_dir=cache_dir, directory=directory), bad)
+    bad = find(directory, shards, threads=threads) if skip else []
+    described = manifest.verify(info, [split], known={os.path.basename(record.path) for record in bad})
+    return Prepared(
+        repair(shards, bad, max_records=max_records, cache_dir=cache_dir, directory=directory),
+        bad,
+        described.splits[split].checksum if described else "",
+    )
 
 
 def repair(

@@ -90,8 +90,20 @@ def bad_records(found: quarantine.Prepared) -> list[tuple[str, int, str]]:
 
 
 def test_clean_data_is_read_as_it_is(dataset):
-    assert prepare(dataset, max_records=0) == quarantine.Prepared({}, [])
-    assert prepare(dataset, skip=False) == quarantine.Prepared({}, [])
+    assert prepare(dataset, max_records=0) == quarantine.Prepared({}, [], "")
+    assert prepare(dataset, skip=False) == quarantine.Prepared({}, [], "")
+
+
+def test_identity_tells_whether_a_run_goes_on_with_the_same_records(dataset, capsys):
+    assert prepare(dataset).identity() == "records without a manifest, none left out"
+    assert audit.main(["audit", str(dataset), "--write_manifest"]) == audit.EXIT_CLEAN
+    sound = prepare(dataset).identity()
+    assert sound == prepare(dataset).identity() and "none left out" in sound
+    flip(dataset / BAD, 2)
+    one = prepare(dataset).identity()
+    flip(dataset / BAD, 3)
+    two = prepare(dataset).identity()
+    assert "1 left out" in one and "2 left out" in two
 
 
 def test_a_bad_record_is_replaced_and_no_other_moves(dataset):
@@ -209,6 +221,52 @@ def test_known_damage_passes_the_manifest_and_new_damage_does_not(dataset, capsy
     os.truncate(other, 100)
     with pytest.raises(errors.DataError, match="00002-of.* holds 100 bytes, the manifest says"):
         prepare(dataset)
+
+
+def train(directory: pathlib.Path, hosts: int, start_step: int = 0, copies: dict | None = None) -> list[list[int]]:
+    """Numbers of the global batches of 6 up to step 12, which is in the third epoch of 30."""
+    dataset = pipeline.open_dataset(str(directory))
+    shares = [
+        pipeline.train_batches(
+            dataset,
+            global_batch_size=6,
+            per_replica_batch_size=6 // hosts,
+            seed=1,
+            shuffle_mib=0.001,
+            start_step=start_step,
+            host_index=host,
+            num_hosts=hosts,
+            copies=copies,
+        ).take(12 - start_step)
+        for host in range(hosts)
+    ]
+    return [np.concatenate([y for _, y in batches]).tolist() for batches in zip(*shares, strict=True)]
+
+
+def test_positions_epochs_hosts_and_restarts_keep_their_arithmetic(dataset):
+    sound = train(dataset, hosts=1)
+    flip(dataset / BAD, 2, 7)
+    copies = prepare(dataset).copies
+    repaired = train(dataset, hosts=1, copies=copies)
+    stand_ins = {12: 10, 17: 15}
+    assert repaired == [[stand_ins[number] if number in stand_ins else number for number in step] for step in sound]
+    assert train(dataset, hosts=2, start_step=7, copies=copies) == repaired[7:]
+
+
+def test_a_shard_of_another_count_is_named(dataset):
+    os.truncate(dataset / BAD, begin(dataset / BAD, 9))
+    with pytest.raises(tf.errors.OpError) as caught:
+        train(dataset, hosts=1)
+    message = review.explain(info_of(dataset), "train", caught.value)
+    assert f"{BAD}: the shard holds 9 records, dataset_info.json counts 10 [count_mismatch]" in message
+
+
+def test_training_stops_at_a_bad_record_which_is_named(dataset):
+    flip(dataset / BAD, 6)
+    offset = begin(dataset / BAD, 6)
+    with pytest.raises(tf.errors.DataLossError) as caught:
+        train(dataset, hosts=1)
+    assert f"{BAD}, record 6 at byte {offset}: " in review.explain(info_of(dataset), "train", caught.value)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_a_long_damaged_stretch_is_one_record_and_the_next_is_found(tmp_path):
     assert frames[2].offset == offsets(sizes)[2]
 
 
+def test_damage_behind_damage_is_seen_by_itself(tmp_path):
+    sizes = (50, 50, 50, 50)
+    data = write(tmp_path / "file", sizes)
+    begins = offsets(sizes)
+    data[begins[1] + 3] ^= 1  # length
+    data[begins[2] + 30] ^= 1  # data
+    assert [frame.fault for frame in framing.frames(data)] == ["", "length_crc", "data_crc", ""]
+
+
 def test_record_at_knows_where_records_begin(tmp_path):
     data = write(tmp_path / "file", SIZES)
     begins = offsets(SIZES)

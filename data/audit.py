@@ -1,6 +1,9 @@
 """python -m data.audit DATASET: reads every record once, and says what is wrong with which.
 
 Exit code 0: nothing found; 78: something is wrong with the data; 2: something is wrong with the command line.
+
+It takes 1.4 (records of 100 KB) to 1.7 times (1 KB) the processor time of only reading the records with TensorFlow, and
+all cores: 0.8 and 0.3 GB/s a core (scripts/bench_audit.py). A damaged shard is slower from its first damaged byte on.
 """
 
 import collections

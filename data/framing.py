@@ -2,9 +2,9 @@
 
     length uint64 | masked crc of length uint32 | data [length] | masked crc of data uint32      (all little-endian)
 
-TensorFlow's reader checks the same sums in C++ several times as fast (scripts/bench_audit.py), so a file is read here only
-from the place where that reader gave up. It has gaps, too: up to 11 bytes left over at the end of a file pass for its
-end, and where a record's data is damaged the offset that it names is that of the data, not of the record.
+TensorFlow's reader checks the same sums in C++ several times as fast (scripts/bench_audit.py), so a file is read here
+only from the place where that reader gave up. It has gaps, too: up to 11 bytes left over at the end of a file pass for
+its end, and where a record's data is damaged the offset that it names is that of the data, not of the record.
 
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 """

@@ -17,6 +17,8 @@ from data import errors
 _INFO_FILE = "dataset_info.json"
 # Any other name is no finished version: TFDS builds in "incomplete.XXXXXX_1.0.0" and renames it at the end.
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+# Batches without files (synthetic.py): "synthetic", or "synthetic:NAME" with the shapes of NAME.
+SYNTHETIC = "synthetic"
 _BUILDERS = pathlib.Path(__file__).parent / "datasets"
 
 
@@ -41,10 +43,23 @@ def nearest(name: str, names: list[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
+def is_synthetic(dataset: str) -> bool:
+    """True for "synthetic" and "synthetic:NAME"; a directory of that name needs a path, such as ./synthetic."""
+    return dataset == SYNTHETIC or dataset.startswith(f"{SYNTHETIC}:")
+
+
+def described_by(dataset: str) -> str | None:
+    """The dataset whose description is needed: itself, NAME of "synthetic:NAME", or None for "synthetic"."""
+    if not is_synthetic(dataset):
+        return dataset
+    return dataset.removeprefix(f"{SYNTHETIC}:") if ":" in dataset else None
+
+
 def check_local(dataset: str, data_dir: str | None) -> None:
     """Raises DataError as `locate` does, but only about paths on this machine: fit for checks before TensorFlow."""
-    if not is_remote(dataset) and not is_remote(data_dir):
-        locate(dataset, data_dir)
+    needed = described_by(dataset)
+    if needed is not None and not is_remote(needed) and not is_remote(data_dir):
+        locate(needed, data_dir)
 
 
 def locate(dataset: str, data_dir: str | None) -> epath.Path:

@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Collection
 from typing import Any
 
@@ -111,7 +112,7 @@ def write(directory: str, manifest: Manifest) -> str:
 
 def write_json(path: epath.Path, content: Any) -> None:
     """Writes a JSON file, whole or not at all."""
-    unfinished = path.parent / f"{path.name}.{os.getpid()}.incomplete"
+    unfinished = path.parent / f"{path.name}.{uuid.uuid4().hex}.incomplete"
     unfinished.write_text(json.dumps(content, indent=1) + "\n")
     unfinished.replace(path)
 

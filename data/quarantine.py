@@ -16,6 +16,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -273,7 +274,7 @@ def _repair_shard(shard: scan.Shard, numbers: list[int], cache: epath.Path) -> s
     places = [number for number in range(shard.records) if number not in kept]
     fill = {number: good[k * len(good) // len(places)] for k, number in enumerate(places)}
     cache.mkdir(parents=True, exist_ok=True)
-    unfinished = cache / f"{copy.name}.{os.getpid()}.incomplete"
+    unfinished = cache / f"{copy.name}.{uuid.uuid4().hex}.incomplete"  # hosts may share the directory
     with unfinished.open("wb") as file:
         for number in range(shard.records):
             frame = kept[number] if number in kept else fill[number]

@@ -4,7 +4,7 @@
 `--dataset=synthetic:NAME` has shapes, classes and numbers of examples of the dataset NAME, of which it reads the
 description and no record.
 
-What stands at a position is a function of (seed, position) alone, on any number of hosts and replicas and after any
+What stands at a position is a function of the position alone, on any number of hosts and replicas and after any
 restart: `DISTINCT` examples in turn, each image always with the same label. A model can learn them by heart, so a loss
 that does not fall tells of a fault; how well it does tells nothing.
 """
@@ -43,14 +43,12 @@ class Dataset:
 
     name: "synthetic" or "synthetic:NAME/VERSION".
     splits: name of each split and its number of examples.
-    like: the real dataset whose shapes it has, or None.
-    num_classes: where there is no such dataset.
+    describe: from `image_size` to the spec of an example, see `pipeline.Dataset.spec`.
     """
 
     name: str
     splits: Mapping[str, int]
-    like: pipeline.Dataset | None = None
-    num_classes: int = _NUM_CLASSES
+    describe: Callable[[int | None], Spec]
 
     def split(self, name: str) -> Split:
         """The size of a split.
@@ -69,10 +67,7 @@ class Dataset:
         Raises:
           DataError: as `pipeline.Dataset.spec`.
         """
-        if self.like:
-            return self.like.spec(image_size)
-        side = image_size or _IMAGE_SIZE
-        return Spec(Array((side, side, 3), "uint8"), Array((), "int32"), self.num_classes)
+        return self.describe(image_size)
 
 
 def open_dataset(dataset: str, data_dir: str | None = None, num_classes: int | None = None) -> Dataset:
@@ -84,39 +79,41 @@ def open_dataset(dataset: str, data_dir: str | None = None, num_classes: int | N
       DataError: there is no dataset NAME.
     """
     name = catalog.described_by(dataset)
-    if name is None:
-        return Dataset(catalog.SYNTHETIC, _SPLITS, num_classes=num_classes or _NUM_CLASSES)
-    like = pipeline.open_dataset(name, data_dir)
-    return Dataset(f"{catalog.SYNTHETIC}:{like.name}", like.splits, like)
+    if name is not None:
+        like = pipeline.open_dataset(name, data_dir)
+        return Dataset(f"{catalog.SYNTHETIC}:{like.name}", like.splits, like.spec)
+    label, classes = Array((), "int32"), num_classes or _NUM_CLASSES
+
+    def describe(image_size: int | None) -> Spec:
+        side = image_size or _IMAGE_SIZE
+        return Spec(Array((side, side, 3), "uint8"), label, classes)
+
+    return Dataset(catalog.SYNTHETIC, _SPLITS, describe)
 
 
 def train_batches(
     dataset: Dataset,
     split: str = "train",
     *,
-    spec: Spec,
     global_batch_size: int,
     per_replica_batch_size: int,
-    seed: int,
     start_step: int = 0,
     host_index: int = 0,
     num_hosts: int = 1,
+    image_size: int | None = None,
 ) -> tf.data.Dataset:
     """The training batches of one host's replicas, without end; arguments as in `pipeline.train_batches`.
 
-    Args:
-      spec: shapes, dtypes and number of classes: that of `Dataset.spec`, or one with more classes.
-
     Returns:
-      Dataset of (x, y), of static shape: tensors [b, *shape] as `spec` tells. A host with R replicas takes R of them a
-      step.
+      Dataset of (x, y), of static shape: tensors [b, *shape] as `Dataset.spec` tells. A host with R replicas takes R
+      of them a step.
 
     Raises:
       DataError: no such split, or sizes that do not divide.
     """
     dataset.split(split)
     share = records.Share(global_batch_size, per_replica_batch_size, host_index, num_hosts)
-    at = _examples(spec, seed, per_replica_batch_size)
+    at = _examples(dataset.spec(image_size), per_replica_batch_size)
     numbers = tf.data.Dataset.counter(start_step * _replicas(share))
     batches = numbers.map(lambda number: at(_position(share, number)))
     return batches.prefetch(_STEPS_AHEAD * _replicas(share)).with_options(_options())
@@ -126,12 +123,11 @@ def eval_batches(
     dataset: Dataset,
     split: str = "test",
     *,
-    spec: Spec,
     global_batch_size: int,
     per_replica_batch_size: int,
-    seed: int,
     host_index: int = 0,
     num_hosts: int = 1,
+    image_size: int | None = None,
 ) -> tf.data.Dataset:
     """The evaluation batches of one host's replicas: as many examples as the split has, then padding.
 
@@ -143,7 +139,7 @@ def eval_batches(
     """
     num_examples = dataset.split(split).num_examples
     share = records.Share(global_batch_size, per_replica_batch_size, host_index, num_hosts)
-    at = _examples(spec, seed, per_replica_batch_size)
+    at = _examples(dataset.spec(image_size), per_replica_batch_size)
 
     def batch(number: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
         position = _position(share, number)
@@ -175,7 +171,7 @@ def _position(share: records.Share, number: tf.Tensor) -> tf.Tensor:
     return number // replicas * share.global_batch_size + row
 
 
-def _examples(spec: Spec, seed: int, batch_size: int) -> Callable[[tf.Tensor], tuple[Any, tf.Tensor]]:
+def _examples(spec: Spec, batch_size: int) -> Callable[[tf.Tensor], tuple[Any, tf.Tensor]]:
     """Makes the function from a position to the (x, y) of the `batch_size` examples from there on."""
     index = 0
 
@@ -183,7 +179,7 @@ def _examples(spec: Spec, seed: int, batch_size: int) -> Callable[[tf.Tensor], t
         nonlocal index
         index += 1
         # The algorithm is named because the automatic choice depends on the device.
-        values = tf.random.stateless_uniform([DISTINCT, *array.shape], [seed, index], alg="philox")  # in [0, 1)
+        values = tf.random.stateless_uniform([DISTINCT, *array.shape], [0, index], alg="philox")  # in [0, 1)
         if not tf.as_dtype(array.dtype).is_floating:
             values = tf.floor(values * (below or (_BYTES_BELOW if array.dtype == "uint8" else _INTEGERS_BELOW)))
         repeats = -(-batch_size // DISTINCT) + 1

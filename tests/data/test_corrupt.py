@@ -168,6 +168,16 @@ def test_every_host_and_every_restart_gets_the_same_copy(dataset):
     assert os.listdir(pathlib.Path(first).parent) and not list(pathlib.Path(first).parent.glob("*.incomplete"))
 
 
+def test_a_changed_shard_with_the_same_bad_records_gets_a_new_copy(clean, dataset):
+    flip(dataset / BAD, 2)
+    (before,) = prepare(dataset).copies.values()
+    shutil.copy(clean / BAD, dataset / BAD)
+    rewrite(dataset / BAD, 4, lambda record: record.replace(b"xx", b"yy"))
+    flip(dataset / BAD, 2)
+    (after,) = prepare(dataset).copies.values()
+    assert before != after and records_of(after)[4] == records_of(before)[4].replace(b"xx", b"yy")
+
+
 def test_the_quarantine_list_is_honoured_also_for_what_no_sum_tells(dataset, capsys):
     lose_feature(dataset / BAD, 4)
     assert prepare(dataset).skipped == []  # its bytes are sound

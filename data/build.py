@@ -28,7 +28,8 @@ EXIT_DATA = 78
 
 _SHARDING = frozenset({"num_shards", "shard_mib"})
 _BEAM = frozenset({"beam_runner", "beam_options"})
-_OF_SOURCES = frozenset({"name", "version", "splits", "workers"}) | _SHARDING | _BEAM
+_ALWAYS = frozenset({"data_dir"})
+_OF_SOURCES = frozenset({"name", "version", "splits", "workers"}) | _SHARDING | _BEAM | _ALWAYS
 
 
 class UsageError(errors.DataError):
@@ -37,8 +38,12 @@ class UsageError(errors.DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What was asked for: the flags of the same names (--help tells of each), None where not given."""
+    """What was asked for: the flags of the same names (--help tells of each), None where not given.
 
+    `data_dir` is here only to tell whether it was given.
+    """
+
+    data_dir: str | None = None
     name: str | None = None
     version: str | None = None
     splits: str | None = None
@@ -91,7 +96,7 @@ def build(name: str, data_dir: str, settings: Settings | None = None) -> tuple[s
         raise UsageError("--beam_options has no effect without --beam_runner. Give both or none.")
     path = os.path.expanduser(name)
     if name in catalog.buildable():
-        settings.check(f"the dataset {name}", _SHARDING)
+        settings.check(f"the dataset {name}", _SHARDING | _ALWAYS)
         module = importlib.import_module(f"data.datasets.{name}")
         if not _SHARDING & set(settings.given()):
             settings = dataclasses.replace(settings, num_shards=module.NUM_SHARDS)
@@ -124,7 +129,7 @@ def _build_named(name: str, data_dir: str, settings: Settings) -> tuple[str, boo
             f"Unknown dataset {name!r}{guess}. Can be built: {', '.join(catalog.buildable())}, any dataset of TFDS, "
             "or the path of raw data."
         )
-    settings.check(f"the TFDS dataset {name}", _SHARDING | _BEAM)
+    settings.check(f"the TFDS dataset {name}", _SHARDING | _BEAM | _ALWAYS)
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (ValueError, AssertionError, tfds.core.registered.DatasetNotFoundError) as error:  # no such config, version
@@ -138,7 +143,7 @@ def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool
     from data.datasets.sources import kinds, tfrecords
     from data.datasets.sources import source as sources
 
-    kind: Any = kinds.of(path)
+    kind: Any = tfrecords if settings.filename_template else kinds.of(path)
     settings.check(f"a source of kind {kind.KIND}", kind.OPTIONS | (frozenset() if kind is tfrecords else _OF_SOURCES))
     if kind is tfrecords:
         if settings.features is None:
@@ -209,8 +214,8 @@ def _beam(settings: Settings, directory: str) -> dict[str, Any]:
         return {}
     if importlib.util.find_spec("apache_beam") is None:
         raise UsageError(
-            "Apache Beam is not installed. It holds back packages that the trainer needs newer, so it gets an "
-            "environment of its own: pip install '.[cpu,beam]' there, without constraints.txt."
+            "Apache Beam is not installed. It needs older packages than constraints.txt has: give it an environment "
+            "of its own, pip install '.[cpu,beam]' there, without constraints. For Dataflow see setup.cfg."
         )
     if settings.beam_runner == "DataflowRunner" and not catalog.is_remote(directory):
         raise UsageError(f"Dataflow's machines cannot write to {directory}. Name a bucket: --data_dir=gs://BUCKET/DIR.")
@@ -289,6 +294,8 @@ def _options() -> flags.FlagValues:
 
 def _settings(options: flags.FlagValues) -> Settings:
     values: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)}
+    if not options["data_dir"].present:
+        values["data_dir"] = None
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Settings(**{**values, **lists})
 

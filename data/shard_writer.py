@@ -230,8 +230,8 @@ def _check_unique(encoder: Encoder, split: str, high: np.ndarray, low: np.ndarra
     same = np.flatnonzero((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
     if not len(same):
         return
-    wanted = high[same[0]].astype(">u8").tobytes() + low[same[0]].astype(">u8").tobytes()
-    keys = (key for task in _tasks(encoder.source) for place, key, _ in encoder.keyed(task) if place == split)
+    wanted = b"".join(int(half[same[0]]).to_bytes(8, "big") for half in (high, low))
+    keys = (key for task in _tasks(encoder.source) for of, key, _ in encoder.keyed(task) if of == split)
     key = next(key for key in keys if key_hash(split, key) == wanted)
     raise errors.DataError(
         f"{len(same) + 1} or more examples of {encoder.source.path} share a key, one is {key!r}. "

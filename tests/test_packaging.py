@@ -45,7 +45,7 @@ def constraints() -> dict[str, str]:
 
 
 def test_extras_have_their_names():
-    assert list(setup_cfg()["options.extras_require"]) == ["cpu", "gpu", "tpu", "digits", "dev"]
+    assert list(setup_cfg()["options.extras_require"]) == ["cpu", "gpu", "tpu", "digits", "beam", "dev"]
 
 
 def test_libtpu_is_pinned_to_what_imports():

@@ -27,7 +27,7 @@ def test_every_dataset_opens_and_trains(data_dir, name):
     spec = dataset.spec()
     assert {"train", "test"} <= set(dataset.splits)
     arguments = {"global_batch_size": 4, "per_replica_batch_size": 2}
-    _, y = next(iter(pipeline.train_batches(dataset, seed=0, shuffle_window=8, **arguments)))
+    _, y = next(iter(pipeline.train_batches(dataset, seed=0, shuffle_mib=1, **arguments)))
     assert y.shape == (2, *spec.label.shape)
     assert len(next(iter(pipeline.eval_batches(dataset, **arguments)))) == 3
 
@@ -86,7 +86,7 @@ def test_a_second_run_says_that_it_is_there(data_dir, capsys):
     ("arguments", "message"),
     [
         (["digts"], "Unknown dataset 'digts' (did you mean 'digits'?). Can be built: "),
-        ([], "Name one dataset. Received: none."),
+        ([], "Name one source. Received: none."),
         (["a", "b"], "Received: a b."),
         (["digits", "--datadir=x"], "Unknown command line flag 'datadir'"),
     ],

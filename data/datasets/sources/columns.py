@@ -68,6 +68,11 @@ class Column:
             bounds = pc.min_max(numbers(values)).as_py()
             self.whole = self.whole and _are_whole(values)
             self.low, self.high = min(self.low, bounds["min"]), max(self.high, bounds["max"])
+            if max(-self.low, self.high) > _FLOAT32_MAX:
+                raise errors.DataError(
+                    f"Column {self.name!r} has a number beyond float32, {max(-self.low, self.high):g}, in row {row} of "
+                    f"{path} or later. Mend it, or leave the column out (--exclude={self.name})."
+                )
         elif self.kind == "category":
             self.names.update(pc.unique(values.cast(pa.string())).to_pylist())
             if len(self.names) > MAX_CATEGORIES:

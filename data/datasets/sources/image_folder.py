@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from etils import epath
-from PIL import Image, UnidentifiedImageError
 
-from data import errors
+from data import errors, image_header
 from data.datasets.sources import source
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -144,13 +143,16 @@ def _common_size(root: str, files: list[File]) -> tuple[int, int] | None:
     common: tuple[int, int] | None = None
     for file in files:
         with (epath.Path(root) / file.path).open("rb") as stream:
-            try:
-                width, height = Image.open(stream).size
-            except UnidentifiedImageError as error:
-                raise errors.DataError(
-                    f"{os.path.join(root, file.path)} is no image that can be read. Replace it or remove it."
-                ) from error
-        if common is not None and common != (height, width):
+            head = stream.read(image_header.PREFIX_BYTES)
+            header = image_header.read(head)
+            if header == image_header.UNKNOWN:  # behind a thumbnail
+                header = image_header.read(head + stream.read())
+        if header is None:
+            raise errors.DataError(
+                f"{os.path.join(root, file.path)} is no image that can be read. Replace it or remove it."
+            )
+        size = None if header.height is None or header.width is None else (header.height, header.width)
+        if size is None or (common is not None and common != size):
             return None
-        common = (height, width)
+        common = size
     return common

@@ -201,7 +201,14 @@ def _open(path: str) -> pa.NativeFile:
 
 
 def _column_names(file: str) -> list[str]:
-    names = _csv(file, []).schema.names if file.endswith(".csv") else pq.read_schema(_open(file)).names
+    if file.endswith(".csv"):
+        names = _csv(file, []).schema.names
+    else:
+        try:
+            with _open(file) as stream:
+                names = pq.read_schema(stream).names
+        except pa.ArrowInvalid as error:
+            raise errors.DataError(f"{file} does not read as Parquet: {error}. Mend it.") from error
     twice = sorted({name for name in names if names.count(name) > 1 or not name})
     if twice:
         raise errors.DataError(f"{file} has columns without a name of their own: {twice}. Rename them.")

@@ -74,7 +74,7 @@ def adopt(directory: str, features_file: str, *, label: str | None, template: st
     features, keys = read_description(features_file, label)
     folder = epath.Path(directory)
     if (folder / _INFO_FILE).exists():
-        if json.loads((folder / "features.json").read_text()) == features.to_json():
+        if _is_described(folder, features):
             return False
         raise errors.DataError(
             f"{directory} is described already, and otherwise. To describe it anew, delete its features.json and "
@@ -109,7 +109,8 @@ def read_description(path: str, label: str | None) -> tuple[Any, tuple[Any, str]
         text = epath.Path(path).read_text()
         content = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
         if "pythonClassName" in content:
-            features = tfds.features.FeatureConnector.from_json(content)
+            # Names of classes lie in files beside it.
+            features = tfds.features.FeatureConnector.from_config(os.path.dirname(os.path.abspath(path)))
             inputs: list[str] = []
             named = label or "label"
         else:
@@ -150,6 +151,16 @@ def _feature(name: str, described: Mapping[str, Any]) -> Any:
         return tfds.features.Text()
     raw = described["bytes"] if "bytes" in words else False
     return tfds.features.Tensor(shape=shape, dtype=np.dtype(described["dtype"]), encoding=_ENCODINGS[raw])
+
+
+def _is_described(folder: epath.Path, features: Any) -> bool:
+    """Whether the files in which TFDS keeps these features, names of classes among them, are there."""
+    with tempfile.TemporaryDirectory() as staging:
+        features.save_config(staging)
+        files = list(epath.Path(staging).iterdir())
+        return all(
+            (folder / file.name).exists() and (folder / file.name).read_text() == file.read_text() for file in files
+        )
 
 
 def _shards(

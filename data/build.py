@@ -94,6 +94,8 @@ def build(name: str, data_dir: str, settings: Settings | None = None) -> tuple[s
     settings = settings or Settings()
     if settings.beam_options and not settings.beam_runner:
         raise UsageError("--beam_options has no effect without --beam_runner. Give both or none.")
+    if settings.beam_runner and settings.workers:
+        raise UsageError("--workers has no effect on a Beam pipeline. Leave it out.")
     path = os.path.expanduser(name)
     if name in catalog.buildable():
         settings.check(f"the dataset {name}", _SHARDING | _ALWAYS)
@@ -134,7 +136,10 @@ def _build_named(name: str, data_dir: str, settings: Settings) -> tuple[str, boo
         builder = tfds.builder(name, data_dir=data_dir)
     except (ValueError, AssertionError, tfds.core.registered.DatasetNotFoundError) as error:  # no such config, version
         raise UsageError(f"TFDS cannot build {name!r}: {error}") from error
-    return _prepare(builder, settings)
+    try:
+        return _prepare(builder, settings)
+    except AssertionError as error:  # raw files that have to be fetched by hand
+        raise errors.DataError(f"TFDS cannot build {name!r}: {error}") from error
 
 
 def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool]:
@@ -169,8 +174,6 @@ def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool
         raise UsageError(f"{path} comes with splits of its own, {', '.join(source.own_splits)}: leave --splits out.")
     for note in source.notes:
         print(note, file=sys.stderr)
-    if settings.beam_runner and settings.workers:
-        raise UsageError("--workers has no effect on a Beam pipeline. Leave it out.")
     builder_class = builders.BeamSourceBuilder if settings.beam_runner else builders.SourceBuilder
     builder = builder_class(source, plan, data_dir)
     builder.check_same()

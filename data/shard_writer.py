@@ -1,7 +1,7 @@
 """Writes a source's records as shards, in parallel, in the order and the cuts that TFDS's own writer gives them.
 
-TFDS encodes, serializes and writes in one thread, and serializing is nine tenths of the work for rows of a table
-(scripts/bench_build.py). Here worker processes do both halves of it:
+TFDS encodes, serializes and writes in one thread, and for rows of a table six sevenths of the work are in encoding and
+serializing (scripts/bench_build.py). Here worker processes do both halves of it, and the main process next to nothing:
 
 1. Each task's records are serialized, sorted by the hash of their key and written to one file, a run.
 2. All hashes together give each shard its records: by TFDS's order and boundaries. A shard's records lie side by side
@@ -10,16 +10,10 @@ TFDS encodes, serializes and writes in one thread, and serializing is nine tenth
 The bytes are the same as those of TFDS's writer, whatever the number of workers (a test holds this).
 """
 
-import concurrent.futures
-import concurrent.futures.process
 import dataclasses
 import hashlib
-import itertools
-import multiprocessing
-import multiprocessing.process
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +24,7 @@ from tensorflow_datasets.core import example_serializer, naming
 from tensorflow_datasets.core.utils import shard_utils
 from tqdm import tqdm
 
-from data import errors
+from data import errors, processes
 from data.datasets.sources import source as sources
 
 MIB = 1 << 20
@@ -40,10 +34,6 @@ _USUAL_SHARDS = 8
 _RECORDS_IN_SMALL_SHARD = 16
 # Bytes that TFRecord adds to each record: its length, the length's CRC before it and its own CRC after it.
 FRAME_BYTES = 16
-# Up to so many tasks are done before worker processes would have imported TensorFlow.
-_TASKS_WITHOUT_WORKERS = 4
-# Tasks handed out for each worker: one in work, one waiting.
-_TASKS_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +146,7 @@ def write(
     Raises:
       DataError: a source that is damaged, two examples of one key, or a split without examples.
     """
-    with _Workers(workers, encoder) as pool:
+    with processes.Workers(workers, __name__, _start, encoder) as pool:
         total = encoder.source.num_examples
         with tqdm(total=total, desc="Reading", unit=" examples", disable=None) as bar:
             runs = []
@@ -243,17 +233,9 @@ _encoder: Encoder | None = None  # of this process
 
 
 def _start(encoder: Encoder) -> None:
-    """Makes this process ready to encode; a worker ends with the process that started it, even if that is killed."""
+    """Makes this process ready to encode."""
     global _encoder
     _encoder = encoder
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
 
 
 def _spill(number: int, task: Any) -> Run:
@@ -275,52 +257,6 @@ def _merge(path: str, paths: list[str], run: np.ndarray, offset: np.ndarray, siz
         for index, at, length in zip(run, offset, size, strict=True):
             begin, stretch = stretches[index]
             shard.write(stretch[at - begin : at - begin + length])
-
-
-class _Workers:
-    """Runs functions in processes; a few calls alone run here, before processes would have started."""
-
-    def __init__(self, count: int, encoder: Encoder):
-        self._count = count
-        self._encoder = encoder
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> "_Workers":
-        _start(self._encoder)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def map(self, function: Callable, calls: Iterator[tuple]) -> Iterator[Any]:
-        """Results in the order in which they are ready; takes calls no faster than they are worked off."""
-        first = list(itertools.islice(calls, _TASKS_WITHOUT_WORKERS + 1))
-        calls = itertools.chain(first, calls)
-        if self._pool is None and (self._count == 1 or len(first) <= _TASKS_WITHOUT_WORKERS):
-            yield from itertools.starmap(function, calls)
-            return
-        self._pool = self._pool or self._make_pool()
-        waiting: set[concurrent.futures.Future] = set()
-        try:
-            for call in calls:
-                waiting.add(self._pool.submit(function, *call))
-                if len(waiting) >= _TASKS_AHEAD * self._count:
-                    ready, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
-                    yield from (future.result() for future in ready)
-            yield from (future.result() for future in concurrent.futures.as_completed(waiting))
-        except concurrent.futures.process.BrokenProcessPool as error:
-            raise errors.DataError(
-                "A worker process was killed, which happens where memory runs out. "
-                f"Try fewer than {self._count}: --workers={max(1, self._count // 2)}."
-            ) from error
-
-    def _make_pool(self) -> concurrent.futures.ProcessPoolExecutor:
-        # TensorFlow is imported once, in the server that workers are forked from; forking this process, with its
-        # threads, may deadlock.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["data.shard_writer"])
-        return concurrent.futures.ProcessPoolExecutor(self._count, context, _start, (self._encoder,))
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""The same build as an Apache Beam pipeline. Beam's requirements clash with constraints.txt: an environment of its own."""
+"""The same build as an Apache Beam pipeline, in an environment of its own: Beam clashes with constraints.txt."""
 
 import os
 import pathlib

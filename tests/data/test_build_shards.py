@@ -12,12 +12,12 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import hashing
 from tensorflow_datasets.core import writer as writer_lib
 
-from data import build, shard_writer
+from data import build, processes, shard_writer
 from data.datasets.sources import image_folder, source, table
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Some tasks more than are done without worker processes.
-NUM_IMAGES = (shard_writer._TASKS_WITHOUT_WORKERS + 2) * image_folder._TASK_IMAGES - 100
+NUM_IMAGES = (processes.TASKS_WITHOUT_WORKERS + 2) * image_folder._TASK_IMAGES - 100
 
 
 @pytest.fixture(scope="module")

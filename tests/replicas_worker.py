@@ -1,7 +1,8 @@
 """Trains small models on N virtual replicas and stores what came out, for tests that compare 1, 2 and 4 of them.
 
-`python tests/replicas_worker.py NUM_REPLICAS OUT.npz`: one process a number of replicas, since TensorFlow's devices are
-fixed once used. Every case trains STEPS steps on the same records in the same order; keys are `<case>/<what>`.
+`python -m tests.replicas_worker NUM_REPLICAS OUT.npz [CASE ...]`, all cases by default. One process a number of
+replicas, since TensorFlow's devices are fixed once used. Every case trains STEPS steps on the same records in the same
+order; keys are `<case>/<what>`.
 """
 
 import dataclasses
@@ -293,7 +294,7 @@ def main() -> None:
     target = hardware.resolve(tpu=None, replicas=num_replicas, environ={})
     strategy = cluster.connect(target, connect_timeout_secs=60).strategy
     found: dict[str, np.ndarray] = {}
-    for name in CASES:
+    for name in sys.argv[3:] or CASES:
         found |= train(name, strategy)
     found |= batch_norm_oracle(strategy) | masks(strategy)
     np.savez(path, **found)

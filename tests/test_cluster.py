@@ -253,7 +253,7 @@ def test_resolve_imports_no_tensorflow(start):
     [modules] = results(
         start("""
         resolve(tpu="my-tpu", replicas=None)
-        print(json.dumps({"tensorflow": "tensorflow" in sys.modules}))
+        print(json.dumps({"tensorflow": "tensorflow" in sys.modules}), flush=True)
     """)
     )
     assert modules == {"tensorflow": False}

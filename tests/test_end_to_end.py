@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import GUARD_SECS, Trainer, metrics_of, state_of
+from tests.conftest import GUARD_SECS, ROOT, Trainer, metrics_of, state_of
 
 pytestmark = pytest.mark.slow
 
@@ -211,3 +211,10 @@ def test_batch_norm_state_is_one_for_checkpoint_export_and_evaluation(trainer: T
     one = [r for r in metrics_of(tmp_path) if "eval/loss" in r][-1]
     assert one["eval/accuracy"] == four["eval/accuracy"]
     assert one["eval/loss"] == pytest.approx(four["eval/loss"], abs=1e-6)
+
+
+def test_make_train_learns_the_digits(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (flags,) = [line.split(":=")[1].split() for line in makefile.splitlines() if line.startswith("TRAIN_FLAGS")]
+    trainer.run(f"--model_dir={tmp_path}", *flags)
+    assert metrics_of(tmp_path)[-1]["eval/accuracy"] >= 0.97

@@ -2,6 +2,9 @@
 
 Which features are inputs and label follows the dataset's own `supervised_keys`; how they are stored follows its
 features.json. uint8 stays uint8: a quarter of the bytes of float32 cross to the device, and models normalise there.
+
+Images of one size are resized to `image_size` as they are. Of encoded images that vary in size (photographs) a square
+is cut out and resized, so that nothing is squeezed: see augment.py.
 """
 
 import dataclasses
@@ -12,7 +15,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import example_parser
 
-from data import errors
+from data import augment, errors
 from data.spec import Array, Spec
 
 Tensors: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
@@ -29,12 +32,14 @@ class Field:
     feature: TFDS's description of how it is stored.
     array: shape and dtype on the device.
     resized: an image that the host resizes to `array.shape`.
+    cropped: an encoded image of varying size, of which a square becomes `array.shape`.
     """
 
     key: str
     feature: Any
     array: Array
     resized: bool = False
+    cropped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +63,7 @@ def select_fields(info: Any, image_size: int | None) -> Fields:
 
     Args:
       info: tfds.core.DatasetInfo.
-      image_size: side in pixels to which images are resized, or None to leave them as they are.
+      image_size: side in pixels to which images are cropped or resized, or None to leave them as they are.
 
     Raises:
       DataError: no supervised_keys, a feature of varying shape or text, or an `image_size` without an image.
@@ -85,22 +90,33 @@ def select_fields(info: Any, image_size: int | None) -> Fields:
     return Fields(inputs, _label_field(info, keys[1]))
 
 
-def batch_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor], tuple[Tensors, tf.Tensor]]:
+def stored_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Makes the function from serialized records [batch_size] string to features as stored: key -> [b, ...]."""
+    stored = {field.key: field.feature.get_serialized_info() for field in [*fields.inputs.values(), fields.label]}
+    feature_specs = example_parser.ExampleParser(stored).flat_feature_specs
+
+    def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
+        values = tf.io.parse_example(tf.ensure_shape(records, [batch_size]), feature_specs)
+        return {key: tf.cast(values[key], info.tf_dtype) for key, info in stored.items()}
+
+    return parse
+
+
+def batch_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor, tf.Tensor | None], tuple[Tensors, tf.Tensor]]:
     """Makes the function that parses one batch.
 
     Returns:
-      Function from serialized records [batch_size] string to (inputs, label): tensors [batch_size, *shape] as
-      `Fields.spec` tells, inputs a dict where they have names.
+      Function from serialized records [batch_size] string and the places of crops [batch_size, 2] float32 (see
+      `augment.crop_encoded`; None for the centre) to (inputs, label): tensors [batch_size, *shape] as `Fields.spec`
+      tells, inputs a dict where they have names.
     """
-    everything = [*fields.inputs.values(), fields.label]
-    stored = {field.key: field.feature.get_serialized_info() for field in everything}
-    feature_specs = example_parser.ExampleParser(stored).flat_feature_specs
+    stored = stored_parser(fields, batch_size)
 
-    def parse(records: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-        values = tf.io.parse_example(tf.ensure_shape(records, [batch_size]), feature_specs)  # key -> [b, ...] as stored
+    def parse(records: tf.Tensor, places: tf.Tensor | None) -> tuple[Tensors, tf.Tensor]:
+        values = stored(records)
 
         def decode(field: Field) -> tf.Tensor:
-            value = _decode(field, tf.cast(values[field.key], stored[field.key].tf_dtype))
+            value = _decode(field, values[field.key], places)
             return tf.ensure_shape(tf.cast(value, field.array.dtype), [batch_size, *field.array.shape])
 
         inputs = {name: decode(field) for name, field in fields.inputs.items()}
@@ -109,26 +125,32 @@ def batch_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor], tuple
     return parse
 
 
-def _decode(field: Field, stored: tf.Tensor) -> tf.Tensor:
+def crops(fields: Fields) -> bool:
+    """True where the parser makes use of places."""
+    return any(field.cropped for field in fields.inputs.values())
+
+
+def _decode(field: Field, stored: tf.Tensor, places: tf.Tensor | None) -> tf.Tensor:
     """[b, ...] as stored to [b, *shape]."""
-    size = field.array.shape[:2]
-
-    def resize(images: tf.Tensor) -> tf.Tensor:  # [..., H, W, C] to [..., size, size, C], same dtype
-        resized = tf.image.resize(images, size)  # bilinear, float32
-        return tf.cast(tf.round(resized) if images.dtype.is_integer else resized, images.dtype)
-
     if _is_raw_bytes(field.feature):
         # Every record has the same number of bytes, so the whole batch decodes at once; TFDS would go one by one.
         values = tf.io.decode_raw(stored, field.feature.tf_dtype)  # [b, product of shape]
         values = tf.reshape(values, [-1, *field.feature.shape])
-        return resize(values) if field.resized else values
+        return augment.resize(values, field.array.shape[0]) if field.resized else values
+    if not (field.resized or field.cropped):
+        return field.feature.decode_batch_example(stored)
+    size, _, channels = field.array.shape
+    out = tf.TensorSpec(field.array.shape, field.feature.tf_dtype)
     if field.resized:
-        return tf.map_fn(
-            lambda image: resize(field.feature.decode_example(image)),
-            stored,
-            fn_output_signature=tf.TensorSpec(field.array.shape, field.feature.tf_dtype),
-        )
-    return field.feature.decode_batch_example(stored)
+        decode = field.feature.decode_example
+        return tf.map_fn(lambda encoded: augment.resize(decode(encoded), size), stored, fn_output_signature=out)
+    is_jpeg = field.feature.to_json_content().encoding_format == "jpeg"
+    places = tf.fill([tf.shape(stored)[0], 2], 0.5) if places is None else places
+
+    def crop(image: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        return augment.crop_encoded(*image, size, channels, is_jpeg)
+
+    return tf.map_fn(crop, (stored, places), fn_output_signature=out)
 
 
 def _is_raw_bytes(feature: Any) -> bool:
@@ -150,12 +172,18 @@ def _is_image(feature: Any) -> bool:
     )
 
 
+def _is_photograph(feature: Any) -> bool:
+    """An encoded uint8 image whose height and width vary; a subclass may decode in a way of its own."""
+    return type(feature) is tfds.features.Image and None in feature.shape[:2] and feature.tf_dtype == tf.uint8
+
+
 def _input_field(info: Any, key: str, image_size: int | None) -> Field:
     feature = info.features[key]
     shape = feature.shape
-    resized = False
+    resized = cropped = False
     if image_size is not None and _is_image(feature):
-        resized = shape[:2] != (image_size, image_size)
+        cropped = _is_photograph(feature)
+        resized = not cropped and shape[:2] != (image_size, image_size)
         shape = (image_size, image_size, shape[-1])
     if not isinstance(shape, tuple) or None in shape:
         remedy = "set image_size" if _is_image(feature) else "rebuild the dataset with one shape, padded where needed"
@@ -163,7 +191,7 @@ def _input_field(info: Any, key: str, image_size: int | None) -> Field:
             f"Feature {key!r} of {info.full_name} varies in shape, and a TPU needs fixed shapes: {remedy}. "
             f"Received: {feature}."
         )
-    return Field(key, feature, Array(shape, _device_dtype(info, key)), resized)
+    return Field(key, feature, Array(shape, _device_dtype(info, key)), resized, cropped)
 
 
 def _label_field(info: Any, key: str) -> Field:

@@ -1,25 +1,29 @@
 """From a prepared dataset to the batches of one host.
 
-    vectors of serialized records ─▶ global batches ─▶ this host's rows ─▶ replica batches ─▶ parse ─▶ prefetch
-             (records.py)                                                                  (parse.py)
+    order ─▶ serialized records of replica batches ─▶ parse, decode, crop ─▶ prefetch
+  (order.py)          (records.py)                   (parse.py, augment.py)
 
 The global batch at a step depends on (dataset, seed, step) only. Of its B rows, host h of H takes [h*B/H, (h+1)*B/H),
 and the r-th batch of b rows within them is for its r-th replica: however many hosts and replicas share a step, it is
-made of the same rows. Every host reads all records for it and parses its own.
+made of the same rows. A host reads the streams that its rows come from, and no other.
 """
 
 import dataclasses
+import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from etils import epath
 
-from data import catalog, errors, parse, records
+from data import augment, catalog, errors, order, parse, records
 from data.spec import Spec
 
 _RECORD_FORMAT = "tfrecord"
+# Bound on the memory of batches that are being parsed: a host has up to a few hundred cores.
+_PARSED_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Dataset:
         paths = tuple(os.fspath(path) for path in split.filepaths)
         counts = tuple(int(length) for length in split.shard_lengths)
         _check_files(self.directory, [path for path, count in zip(paths, counts, strict=True) if count])
-        return records.Split(paths, counts)
+        return records.Split(paths, counts, split.num_bytes or 0)
 
     def spec(self, image_size: int | None = None) -> Spec:
         """Shapes, dtypes and number of classes of the examples; `image_size` in pixels as in `train_batches`.
@@ -90,6 +94,16 @@ def open_dataset(dataset: str, data_dir: str | None = None) -> Dataset:
     return Dataset(builder.info.full_name, os.fspath(directory), builder.info)
 
 
+def plan_order(
+    dataset: Dataset, split: str = "train", *, global_batch_size: int, seed: int, shuffle_mib: float
+) -> order.Order:
+    """Which record of a split stands at which position; arguments and errors as of `train_batches`.
+
+    `Order.record_ids` tells which records a step holds, `records.Share.describe` how hosts share the reading.
+    """
+    return _plan(dataset.split(split), global_batch_size, seed, shuffle_mib)
+
+
 def train_batches(
     dataset: Dataset,
     split: str = "train",
@@ -97,11 +111,12 @@ def train_batches(
     global_batch_size: int,
     per_replica_batch_size: int,
     seed: int,
-    shuffle_window: int,
+    shuffle_mib: float,
     start_step: int = 0,
     host_index: int = 0,
     num_hosts: int = 1,
     image_size: int | None = None,
+    copies: Mapping[str, str] | None = None,
 ) -> tf.data.Dataset:
     """The training batches of one host's replicas, without end.
 
@@ -111,12 +126,15 @@ def train_batches(
       global_batch_size: B, examples of a step over all hosts and replicas; a multiple of
         `num_hosts * per_replica_batch_size`.
       per_replica_batch_size: b, examples of a step on one replica.
-      seed: of the order of the examples.
-      shuffle_window: records that are shuffled together; see `records.training_records`.
-      start_step: step of the first batch: position `start_step * global_batch_size` of the order.
+      seed: of the order of the examples, and of crops.
+      shuffle_mib: memory for shuffling serialized records, MiB over all streams of the dataset; a host that reads only
+        its own streams holds its share.
+      start_step: step of the first batch.
       host_index: of this host, in [0, num_hosts).
       num_hosts: hosts (workers) that share the global batch.
-      image_size: side in pixels to which images are resized (bilinear), or None.
+      image_size: side in pixels to which images are cropped (encoded ones that vary in size) or resized, or None.
+      copies: path of a shard -> path of the file to read in its place, which holds as many records
+        (`quarantine.prepare`).
 
     Returns:
       Dataset of (x, y), of static shape: tensors [b, *shape] as `Dataset.spec` tells. A host with R replicas takes R
@@ -125,18 +143,22 @@ def train_batches(
     Raises:
       DataError: a mistake in the arguments, or a dataset that is missing files or cannot be batched.
     """
-    rows = _HostRows(global_batch_size, per_replica_batch_size, host_index, num_hosts)
+    share = records.Share(global_batch_size, per_replica_batch_size, host_index, num_hosts)
     fields = parse.select_fields(dataset.info, image_size)
-    ordered = records.training_records(
-        dataset.split(split), seed=seed, window=shuffle_window, start_example=start_step * global_batch_size
+    parser = parse.batch_parser(fields, per_replica_batch_size)
+    shards = dataset.split(split)
+    planned = _plan(shards, global_batch_size, seed, shuffle_mib)
+
+    def finish(batch: tf.Tensor, step: tf.Tensor, row: tf.Tensor) -> tuple[parse.Tensors, tf.Tensor]:
+        if not parse.crops(fields):
+            return parser(batch, None)
+        places = augment.random_places(seed, step, global_batch_size)
+        return parser(batch, places[row : row + per_replica_batch_size])
+
+    read = records.training_records(
+        shards.replaced(copies or {}), planned, share, finish, _parallel(fields, share), start_step
     )
-    if num_hosts > 1:  # otherwise the rows of all replicas already lie in order
-        ordered = ordered.rebatch(global_batch_size, drop_remainder=True).map(rows.of_host)
-    batches = ordered.rebatch(per_replica_batch_size, drop_remainder=True)
-    batches = batches.map(
-        parse.batch_parser(fields, per_replica_batch_size), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return read.prefetch(_ahead(share)).with_options(options())
 
 
 def eval_batches(
@@ -161,8 +183,9 @@ def eval_batches(
     Raises:
       DataError: as `train_batches`.
     """
-    rows = _HostRows(global_batch_size, per_replica_batch_size, host_index, num_hosts)
-    parser = parse.batch_parser(parse.select_fields(dataset.info, image_size), per_replica_batch_size)
+    rows = records.Share(global_batch_size, per_replica_batch_size, host_index, num_hosts)
+    fields = parse.select_fields(dataset.info, image_size)
+    parser = parse.batch_parser(fields, per_replica_batch_size)
 
     def pad(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:  # [<=B] string to [B] string, [B] float32
         missing = global_batch_size - tf.size(batch)
@@ -170,12 +193,12 @@ def eval_batches(
         return rows.of_host(padded), rows.of_host(tf.sequence_mask(tf.size(batch), global_batch_size, tf.float32))
 
     def finish(batch: tf.Tensor, mask: tf.Tensor) -> tuple[parse.Tensors, tf.Tensor, tf.Tensor]:
-        return *parser(batch), mask
+        return *parser(batch, None), mask
 
     ordered = records.evaluation_records(dataset.split(split), batch_size=global_batch_size)
     batches = ordered.map(pad).rebatch(per_replica_batch_size, drop_remainder=True)
-    batches = batches.map(finish, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(_options())
+    batches = batches.map(finish, num_parallel_calls=_parallel(fields, rows), deterministic=True)
+    return batches.prefetch(_ahead(rows)).with_options(options())
 
 
 def eval_steps(num_examples: int, global_batch_size: int) -> int:
@@ -183,37 +206,32 @@ def eval_steps(num_examples: int, global_batch_size: int) -> int:
     return -(-num_examples // global_batch_size)
 
 
-@dataclasses.dataclass(frozen=True)
-class _HostRows:
-    """Which rows of a global batch are this host's."""
-
-    global_batch_size: int
-    per_replica_batch_size: int
-    host_index: int
-    num_hosts: int
-
-    def __post_init__(self) -> None:
-        if min(self.global_batch_size, self.per_replica_batch_size, self.num_hosts) < 1:
-            raise errors.DataError(f"Batch sizes and the number of hosts must be at least 1. Received: {self}.")
-        if not 0 <= self.host_index < self.num_hosts:
-            raise errors.DataError(f"host_index must be in [0, {self.num_hosts}). Received: {self.host_index}.")
-        step = self.num_hosts * self.per_replica_batch_size
-        if self.global_batch_size % step:
-            nearest = max(step, round(self.global_batch_size / step) * step)
-            raise errors.DataError(
-                f"global_batch_size must be a multiple of num_hosts * per_replica_batch_size = {step}. "
-                f"Received: {self.global_batch_size}; the nearest that fits is {nearest}."
-            )
-
-    def of_host(self, batch: tf.Tensor) -> tf.Tensor:
-        """[B, ...] to [B / num_hosts, ...]."""
-        size = self.global_batch_size // self.num_hosts
-        return batch[self.host_index * size : (self.host_index + 1) * size]
+def _plan(shards: records.Split, global_batch_size: int, seed: int, shuffle_mib: float) -> order.Order:
+    counts = tuple(count for _, count in shards.filled)
+    return order.plan(
+        counts, shards.record_bytes, seed=seed, global_batch_size=global_batch_size, shuffle_mib=shuffle_mib
+    )
 
 
-def _options() -> tf.data.Options:
+def _parallel(fields: parse.Fields, share: records.Share) -> int:
+    """Batches parsed at a time: one a core, as far as memory allows."""
+    arrays = [*(field.array for field in fields.inputs.values()), fields.label.array]
+    batch_bytes = share.per_replica_batch_size * sum(math.prod(a.shape) * tf.as_dtype(a.dtype).size for a in arrays)
+    return max(1, min(records.cores(), _PARSED_BYTES // max(1, batch_bytes)))
+
+
+def _ahead(share: records.Share) -> int:
+    """Batches ready for the devices: those of two steps."""
+    return 2 * share.num_rows // share.per_replica_batch_size
+
+
+def options() -> tf.data.Options:
+    """How TensorFlow runs these pipelines: in order, and with no tuning of its own."""
     options = tf.data.Options()
     options.deterministic = True
+    # Every number it would tune is set here. Its clock reads for every record cost a third of reading it
+    # (scripts/bench_input.py), and the buffers it grows are nobody's to bound.
+    options.autotune.enabled = False
     # Each host has taken its rows; tf.distribute must not shard a second time.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

@@ -19,7 +19,7 @@ FLAGS = [
     "--checkpoint_every_steps=7",
     "--log_every_steps=10",
     "--steps_per_loop=5",
-    "--shuffle_window_examples=400",
+    "--shuffle_mib=0.05",
 ]
 
 

@@ -85,8 +85,20 @@ class Config:
     num_classes: int | None = option(
         None, "number of classes; default: the dataset's own; at least that many", group="data", minimum=1
     )
-    shuffle_window_examples: int = option(
-        16384, "records shuffled together; larger mixes better and takes memory", group="data", minimum=1
+    shuffle_mib: float = option(
+        256.0,
+        "memory for shuffling, MiB of serialized records over all hosts; more mixes better",
+        group="data",
+        above=0,
+    )
+    corrupt_records: str = option(
+        "stop",
+        "what to do about records that cannot be read: stop, or skip those that the audit finds",
+        group="data",
+        choices=("stop", "skip"),
+    )
+    max_corrupt_records: int = option(
+        0, "records that may be skipped; more of them are an error", group="data", minimum=0, changes_numbers=False
     )
 
     model: str = option(
@@ -301,6 +313,10 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems.append(f"one kind of clipping at a time. Received: {', '.join(clips)}")
     if config.optimizer != "sgd" and config.momentum != FIELDS["momentum"].default:
         problems.append(f"momentum has no effect on {config.optimizer}; leave it out or use --optimizer=sgd")
+    if config.corrupt_records == "stop" and config.max_corrupt_records:
+        problems.append("max_corrupt_records has no effect without corrupt_records=skip")
+    if config.corrupt_records == "skip" and not config.max_corrupt_records:
+        problems.append("corrupt_records=skip needs a budget; give --max_corrupt_records=N")
     if config.tpu is None:
         problems += [f"{n} has no effect without tpu" for n in ("tpu_zone", "tpu_project") if getattr(config, n)]
     elif config.replicas is not None:

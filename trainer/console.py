@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from trainer.plan import Plan
 
 
-def start_up(*, dataset: str, model: str, devices: str, plan: Plan, start_step: int, model_dir: str) -> str:
+def start_up(
+    *, dataset: str, reading: str, model: str, devices: str, plan: Plan, start_step: int, model_dir: str
+) -> str:
     """The summary before training: what, on what, how much."""
     steps = f"{start_step:,} -> {plan.train_steps:,}" if start_step else f"{plan.train_steps:,}"
     rows = [
         ("dataset", dataset),
+        *([("reading", reading)] if reading else []),
         ("model", model),
         ("devices", devices),
         ("batch", f"{plan.global_batch_size:,} = {plan.num_replicas} x {plan.per_replica_batch_size:,} a replica"),
@@ -40,3 +43,14 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     """Two aligned columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left, numbers to the right."""
+    widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            [f"{line[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for line in lines
+    )

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from data import catalog, pipeline
-from data.spec import Array, Spec
+from data import catalog
+from data.spec import Array
 from trainer import (
     checkpoints,
     cluster,
     console,
     export,
     hardware,
+    inputs,
     models,
     optimizers,
     plan,
@@ -32,9 +33,6 @@ from trainer.callbacks.clock import Clock, LoopClock
 from trainer.callbacks.metrics import MetricsLog
 from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
-
-TRAINING_MODES = ("train", "train_and_eval")
-EVALUATING_MODES = ("eval", "train_and_eval")
 
 # Options that say nothing once a model brings its own optimizer.
 OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["group"] == "optimizer"]
@@ -53,48 +51,29 @@ def run(config: Config, argv: Sequence[str], started: float) -> None:
     """
     clock = Clock(started)
     source = models.find(config.model, config.model_options)
-    dataset = pipeline.open_dataset(config.dataset, config.data_dir)
-    spec = _spec(dataset, config)
-    folder = run_dir.RunDir(config.model_dir)
-    trains = config.mode in TRAINING_MODES
-    if trains:
-        folder.check_resumable(config, _training_data(dataset, config))
     target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
     )
-    _refuse_local_paths(target, config, dataset)
-    if target.is_chief and trains:
-        folder.check_writable()
+    folder = run_dir.RunDir(config.model_dir)
+    read = inputs.open_inputs(config, cache_dir=folder.file(run_dir.REPAIRED))
+    _refuse_local_paths(target, config, read)
+    if config.mode in inputs.TRAINING_MODES:
+        folder.check_resumable(config, read.identity())
+        if target.is_chief:
+            folder.check_writable()
     devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
-    _Run(config, argv, clock, source, dataset, spec, folder, devices).go()
+    with read.explained():
+        _Run(config, argv, clock, source, read, folder, devices).go()
 
 
-def _spec(dataset: pipeline.Dataset, config: Config) -> Spec:
-    spec = dataset.spec(config.image_size)
-    if config.num_classes is None:
-        return spec
-    if spec.num_classes is not None and config.num_classes < spec.num_classes:
-        raise ConfigError(
-            f"num_classes must hold every class of {dataset.name}, which has {spec.num_classes}. "
-            f"Received: {config.num_classes}"
-        )
-    return dataclasses.replace(spec, num_classes=config.num_classes)
-
-
-def _training_data(dataset: pipeline.Dataset, config: Config) -> str:
-    """What decides which record stands where: a run goes on only with the same."""
-    split = dataset.split(config.train_split)
-    return f"{dataset.name} {config.train_split}: {split.num_examples} examples in {len(split.paths)} shards"
-
-
-def _refuse_local_paths(target: hardware.Target, config: Config, dataset: pipeline.Dataset) -> None:
+def _refuse_local_paths(target: hardware.Target, config: Config, read: inputs.Inputs) -> None:
     """A worker on another machine reads the data and writes checkpoints itself, and sees none of our disks."""
-    paths = {"dataset": str(dataset.directory), "model_dir": config.model_dir}
-    local = [f"{name}={path}" for name, path in paths.items() if not catalog.is_remote(path)]
-    if target.is_remote and local:
-        raise ConfigError(
-            f"a TPU worker on another machine cannot see local paths; use gs://. Received: {', '.join(local)}"
-        )
+    paths = dict(read.local_paths())
+    if not catalog.is_remote(config.model_dir):
+        paths["model_dir"] = config.model_dir
+    if target.is_remote and paths:
+        received = ", ".join(f"{name}={path}" for name, path in paths.items())
+        raise ConfigError(f"a TPU worker on another machine cannot see local paths; use gs://. Received: {received}")
 
 
 @dataclasses.dataclass
@@ -105,32 +84,28 @@ class _Run:
     argv: Sequence[str]
     clock: Clock
     source: models.ModelSource
-    dataset: pipeline.Dataset
-    spec: Spec
+    inputs: inputs.Inputs
     folder: run_dir.RunDir
     devices: cluster.Cluster
 
     def __post_init__(self) -> None:
-        mode = self.config.mode
+        self.spec = self.inputs.spec
         self.plan = plan.resolve(
             self.config,
             num_replicas=self.devices.num_replicas,
-            num_train_examples=self._examples(self.config.train_split, needed=mode in TRAINING_MODES),
-            num_eval_examples=self._examples(self.config.eval_split, needed=mode in EVALUATING_MODES),
+            num_train_examples=self.inputs.num_train_examples,
+            num_eval_examples=self.inputs.num_eval_examples,
         )
         self.replicated = self._build()
         self.checkpoints = checkpoints.Checkpoints(
             self.folder.file(run_dir.CHECKPOINTS), self.replicated.variables(), self.config.keep_checkpoints
         )
 
-    def _examples(self, split: str, *, needed: bool) -> int:
-        return self.dataset.split(split).num_examples if needed else 0
-
     def go(self) -> None:
         """Does what `mode` says."""
         start_step = self.checkpoints.restore()
         self._say(self._summary(start_step or 0))
-        if self.config.mode in TRAINING_MODES:
+        if self.config.mode in inputs.TRAINING_MODES:
             self._train(start_step or 0)
             return
         if start_step is None:
@@ -192,12 +167,13 @@ class _Run:
         def tensor(array: Array) -> keras.KerasTensor:
             return keras.KerasTensor((batch, *array.shape), dtype=array.dtype)
 
-        inputs = self.spec.inputs
-        x = tensor(inputs) if isinstance(inputs, Array) else {name: tensor(array) for name, array in inputs.items()}
-        return x, tensor(self.spec.label)
+        x = self.spec.inputs
+        if isinstance(x, Array):
+            return tensor(x), tensor(self.spec.label)
+        return {name: tensor(array) for name, array in x.items()}, tensor(self.spec.label)
 
     def _train(self, start_step: int) -> None:
-        evaluates = self.config.mode in EVALUATING_MODES
+        evaluates = self.config.mode in inputs.EVALUATING_MODES
         segments = self.plan.segments(start_step)
         if not segments and (not evaluates or tf.io.gfile.exists(self.folder.file(run_dir.EXPORT))):
             self._say(f"already trained to step {start_step:,}: nothing left to do")
@@ -225,8 +201,10 @@ class _Run:
         self._say_results(last, timer)
 
     def _begin(self, start_step: int) -> None:
-        data = _training_data(self.dataset, self.config)
-        record = run_dir.provenance(self.argv, devices=self.devices.description, data=data, step=start_step)
+        record = run_dir.provenance(
+            self.argv, devices=self.devices.description, data=self.inputs.identity(), step=start_step
+        )
+        record["skipped_records"] = [str(skipped) for skipped in self.inputs.repaired.skipped]
         self.folder.start(self.config, record, step=start_step)
 
     def _callbacks(self, timer: LoopClock) -> list[keras.callbacks.Callback]:
@@ -248,14 +226,7 @@ class _Run:
 
     def _train_batches(self, start_step: int) -> Iterator:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return pipeline.train_batches(
-                self.dataset,
-                self.config.train_split,
-                seed=self.config.seed,
-                shuffle_window=self.config.shuffle_window_examples,
-                start_step=start_step,
-                **self._share(context),
-            )
+            return self.inputs.train_batches(self.plan, context, start_step)
 
         return iter(self.devices.strategy.distribute_datasets_from_function(batches))
 
@@ -267,20 +238,9 @@ class _Run:
     @functools.cached_property
     def _eval_batches(self) -> tf.distribute.DistributedDataset:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # Repeated, so that tf.distribute need not ask all workers at each step whether one has run out.
-            return pipeline.eval_batches(self.dataset, self.config.eval_split, **self._share(context)).repeat()
+            return self.inputs.eval_batches(self.plan, context)
 
         return self.devices.strategy.distribute_datasets_from_function(batches)
-
-    def _share(self, context: tf.distribute.InputContext) -> dict:
-        """This host's share of every global batch."""
-        return {
-            "global_batch_size": self.plan.global_batch_size,
-            "per_replica_batch_size": self.plan.per_replica_batch_size,
-            "host_index": context.input_pipeline_id,
-            "num_hosts": context.num_input_pipelines,
-            "image_size": self.config.image_size,
-        }
 
     def _export(self) -> str:
         """Exports a copy of the model made outside the strategy, so that it serves anywhere."""
@@ -295,9 +255,10 @@ class _Run:
             return export.save(model, self.spec, directory)
 
     def _summary(self, start_step: int) -> str:
-        splits = ", ".join(f"{count:,} {name}" for name, count in self.dataset.splits.items())
+        trains = self.config.mode in inputs.TRAINING_MODES
         return console.start_up(
-            dataset=f"{self.dataset.name}: {splits}",
+            dataset=self.inputs.describe(),
+            reading=self.inputs.describe_reading(self.plan, self.devices.num_hosts) if trains else "",
             model=f"{self.config.model}: {self.replicated.model.count_params():,} parameters, {self.config.precision}",
             devices=self.devices.description,
             plan=self.plan,

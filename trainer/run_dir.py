@@ -19,6 +19,7 @@ PROVENANCE = "provenance.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 EXPORT = "export"
+REPAIRED = "repaired"
 TENSORBOARD = "tensorboard"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorflow-datasets", "numpy", "libtpu")
 

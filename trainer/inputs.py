@@ -1,0 +1,167 @@
+"""The input of a run: the dataset opened, checked and repaired before anything is paid for, and its batches.
+
+What `data/` offers as functions of a dataset is tied here to the options of one run. Everything above it asks this
+object for batches and knows nothing of files, shards or quarantine.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from data import catalog, pipeline, quarantine, records, review
+from data.errors import DataError
+from data.spec import Spec
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.plan import Plan
+
+TRAINING_MODES = ("train", "train_and_eval")
+EVALUATING_MODES = ("eval", "train_and_eval")
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The splits that a run reads, ready to be read.
+
+    spec: an example as it reaches the device.
+    repaired: what is read in place of damaged shards of the training split, and what it leaves out.
+    """
+
+    config: Config
+    dataset: pipeline.Dataset
+    spec: Spec
+    repaired: quarantine.Prepared
+
+    @property
+    def num_train_examples(self) -> int:
+        """Examples of the training split; 0 where the mode does not read it."""
+        return self._count(self.config.train_split, TRAINING_MODES)
+
+    @property
+    def num_eval_examples(self) -> int:
+        """Examples of the evaluation split; 0 where the mode does not read it."""
+        return self._count(self.config.eval_split, EVALUATING_MODES)
+
+    def _count(self, split: str, modes: tuple[str, ...]) -> int:
+        return self.dataset.split(split).num_examples if self.config.mode in modes else 0
+
+    def identity(self) -> str:
+        """What decides which record stands where in training: a run goes on only with the same."""
+        split = self.dataset.split(self.config.train_split)
+        shards = f"{split.num_examples} examples in {len(split.paths)} shards"
+        return f"{self.dataset.name} {self.config.train_split}: {shards}, {self.repaired.identity()}"
+
+    def describe(self) -> str:
+        """Name and splits, for people."""
+        return f"{self.dataset.name}: " + ", ".join(f"{count:,} {name}" for name, count in self.dataset.splits.items())
+
+    def describe_reading(self, plan: Plan, num_hosts: int) -> str:
+        """How hosts share the reading of the training split, for people."""
+        ordered = pipeline.plan_order(
+            self.dataset,
+            self.config.train_split,
+            global_batch_size=plan.global_batch_size,
+            seed=self.config.seed,
+            shuffle_mib=self.config.shuffle_mib,
+        )
+        share = records.Share(plan.global_batch_size, plan.per_replica_batch_size, 0, num_hosts)
+        return share.describe(ordered)
+
+    def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
+        """This host's batches of `(x, y)` from step `start_step` on, without end."""
+        return pipeline.train_batches(
+            self.dataset,
+            self.config.train_split,
+            seed=self.config.seed,
+            shuffle_mib=self.config.shuffle_mib,
+            start_step=start_step,
+            copies=self.repaired.copies,
+            **self._share(plan, context),
+        )
+
+    def eval_batches(self, plan: Plan, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """This host's batches of `(x, y, mask)`, pass after pass without end.
+
+        Without end, so that tf.distribute need not ask all workers at each step whether one has run out.
+        """
+        return pipeline.eval_batches(self.dataset, self.config.eval_split, **self._share(plan, context)).repeat()
+
+    def _share(self, plan: Plan, context: tf.distribute.InputContext) -> dict[str, Any]:
+        return {
+            "global_batch_size": plan.global_batch_size,
+            "per_replica_batch_size": plan.per_replica_batch_size,
+            "host_index": context.input_pipeline_id,
+            "num_hosts": context.num_input_pipelines,
+            "image_size": self.config.image_size,
+        }
+
+    def local_paths(self) -> Mapping[str, str]:
+        """Option -> path on this machine, which a worker on another one could not read."""
+        directory = str(self.dataset.directory)
+        return {} if catalog.is_remote(directory) else {"dataset": directory}
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns TensorFlow's error about a record into one that names file, record and byte.
+
+        Raises:
+            DataError: a record that is damaged, of another schema, or missing.
+        """
+        try:
+            yield
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            splits = (self.config.train_split, self.config.eval_split)
+            found = (
+                review.explain(self.dataset.info, split, error) for split in splits if split in self.dataset.splits
+            )
+            message = next(filter(None, found), None)
+            if message is None:
+                raise
+            raise DataError(message) from error
+
+
+def open_inputs(config: Config, cache_dir: str) -> Inputs:
+    """Opens and checks what `config` reads.
+
+    Args:
+        config: of the run.
+        cache_dir: where repaired copies of damaged shards are put; hosts may share it.
+
+    Raises:
+        DataError: a dataset that is missing, damaged or of the wrong shape.
+        ConfigError: options that do not fit the dataset.
+    """
+    dataset = pipeline.open_dataset(config.dataset, config.data_dir)
+    spec = _spec(dataset, config)
+    repaired = quarantine.Prepared({}, [], "")
+    if config.mode in TRAINING_MODES:
+        dataset.split(config.train_split)
+        repaired = quarantine.prepare(
+            dataset.info,
+            config.train_split,
+            skip=config.corrupt_records == "skip",
+            max_records=config.max_corrupt_records,
+            cache_dir=cache_dir,
+            threads=os.cpu_count() or 1,
+        )
+    if config.mode in EVALUATING_MODES:
+        # Never repaired: every example counts exactly once.
+        dataset.split(config.eval_split)
+        quarantine.prepare(dataset.info, config.eval_split, skip=False, max_records=0, cache_dir="", threads=1)
+    return Inputs(config, dataset, spec, repaired)
+
+
+def _spec(dataset: pipeline.Dataset, config: Config) -> Spec:
+    spec = dataset.spec(config.image_size)
+    if config.num_classes is None:
+        return spec
+    if spec.num_classes is not None and config.num_classes < spec.num_classes:
+        raise ConfigError(
+            f"num_classes must hold every class of {dataset.name}, which has {spec.num_classes}. "
+            f"Received: {config.num_classes}"
+        )
+    return dataclasses.replace(spec, num_classes=config.num_classes)

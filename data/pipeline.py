@@ -117,6 +117,7 @@ def train_batches(
     num_hosts: int = 1,
     image_size: int | None = None,
     copies: Mapping[str, str] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
     """The training batches of one host's replicas, without end.
 
@@ -134,7 +135,8 @@ def train_batches(
       num_hosts: hosts (workers) that share the global batch.
       image_size: side in pixels to which images are cropped (encoded ones that vary in size) or resized, or None.
       copies: path of a shard -> path of the file to read in its place, which holds as many records
-        (`quarantine.prepare`).
+        (`quarantine.prepare`, `cache`).
+      part: (k, K) for every K-th batch, beginning with the k-th, to be computed by another machine (`service.read`).
 
     Returns:
       Dataset of (x, y), of static shape: tensors [b, *shape] as `Dataset.spec` tells. A host with R replicas takes R
@@ -156,7 +158,14 @@ def train_batches(
         return parser(batch, places[row : row + per_replica_batch_size])
 
     read = records.training_records(
-        shards.replaced(copies or {}), planned, share, finish, _parallel(fields, share), start_step
+        shards.replaced(copies or {}),
+        planned,
+        share,
+        finish,
+        # The cores of another machine are known there only: then one batch a core, and 16 at most.
+        _parallel(fields, share) if part is None else tf.data.AUTOTUNE,
+        start_step,
+        part or (0, 1),
     )
     return read.prefetch(_ahead(share)).with_options(options())
 

@@ -136,6 +136,7 @@ def training_records(
     finish: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any],
     parallel: int = 1,
     start_step: int = 0,
+    part: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
     """The records of one host's replicas, without end.
 
@@ -147,6 +148,7 @@ def training_records(
         in the global batch. It runs in the same call that picks the records, while these are in the processor's cache.
       parallel: batches finished at a time.
       start_step: step of the first batch. From step s it is what follows s steps from 0.
+      part: (k, K) for every K-th element, beginning with the k-th; the others are not finished.
 
     Returns:
       Dataset of what `finish` returns. A host with R replicas takes R elements a step.
@@ -177,6 +179,7 @@ def training_records(
     pieces = _pieces(split, order, first, end, offset=first_window * order.window)
     windows = pieces.batch((end - first) * order.pieces, drop_remainder=True).prefetch(1)
     batches = windows.enumerate(start=first_window).flat_map(batches_of)
+    batches = batches.shard(part[1], part[0]) if part != (0, 1) else batches
     return batches.map(pick, num_parallel_calls=parallel, deterministic=True)
 
 

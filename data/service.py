@@ -107,12 +107,11 @@ def read(addresses: Sequence[str], make: Callable[[int, int], "tf.data.Dataset"]
     """
     import tensorflow as tf
 
+    from data import pipeline
+
     parts = [_served(address, make(k, len(addresses))) for k, address in enumerate(addresses)]
     turns = tf.data.Dataset.range(len(addresses)).repeat()
-    options = tf.data.Options()
-    options.deterministic = True
-    options.autotune.enabled = False  # every number it would tune is set
-    return tf.data.Dataset.choose_from_datasets(parts, turns).with_options(options)
+    return tf.data.Dataset.choose_from_datasets(parts, turns).with_options(pipeline.options())
 
 
 def _served(address: str, dataset: "tf.data.Dataset") -> "tf.data.Dataset":

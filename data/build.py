@@ -22,6 +22,7 @@ from absl import logging as absl_logging
 
 from data import catalog, errors
 
+_SHOWN = 5  # faults printed; the audit prints all
 EXIT_DONE = 0
 EXIT_USAGE = 2
 EXIT_DATA = 78
@@ -91,7 +92,35 @@ def build(name: str, data_dir: str, settings: Settings | None = None) -> tuple[s
       DataError: a source that is not there or is damaged, or another dataset of that name and version.
       OSError: `data_dir` cannot be written.
     """
-    settings = settings or Settings()
+    directory, built = _build(name, data_dir, settings or Settings())
+    _describe(directory)
+    return directory, built
+
+
+def _describe(directory: str) -> None:
+    """Writes the manifest of a dataset that has none: one reading of what was written, which checks it too.
+
+    Faults that it finds, in records that were adopted rather than written, stand in the manifest and stop a training
+    before it begins.
+    """
+    from data import manifest
+
+    if manifest.read(directory) is not None:
+        return
+    import tensorflow_datasets as tfds
+
+    from data import review
+
+    info = tfds.builder_from_directory(directory).info
+    report = review.audit(info, [], threads=len(os.sched_getaffinity(0)))
+    manifest.write(directory, manifest.build(info, report.reports))
+    for finding in report.findings[:_SHOWN]:
+        print(finding, file=sys.stderr)
+    if report.findings:
+        print(f"{len(report.findings)} faults. See all: python -m data.audit {directory}", file=sys.stderr)
+
+
+def _build(name: str, data_dir: str, settings: Settings) -> tuple[str, bool]:
     if settings.beam_options and not settings.beam_runner:
         raise UsageError("--beam_options has no effect without --beam_runner. Give both or none.")
     if settings.beam_runner and settings.workers:

@@ -52,9 +52,10 @@ class Config:
 
     mode: str = option(
         "train_and_eval",
-        "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir",
+        "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir; "
+        "profile_input measures the input of a training run of the same options, and trains nothing",
         group="run",
-        choices=("train_and_eval", "train", "eval", "export"),
+        choices=("train_and_eval", "train", "eval", "export", "profile_input"),
         changes_numbers=False,
     )
     model_dir: str = option(
@@ -69,7 +70,10 @@ class Config:
     )
 
     dataset: str = option(
-        "", "dataset in TensorFlow Datasets' format: a name in data_dir, or a directory", group="data"
+        "",
+        "dataset in TensorFlow Datasets' format: a name in data_dir, or a directory; for measuring without reading "
+        "files: synthetic (images of image_size, num_classes), or synthetic:NAME, of the shapes of NAME",
+        group="data",
     )
     data_dir: str | None = option(
         None,
@@ -99,6 +103,24 @@ class Config:
     )
     max_corrupt_records: int = option(
         0, "records that may be skipped; more of them are an error", group="data", minimum=0, changes_numbers=False
+    )
+
+    data_service: str | None = option(
+        None,
+        "machines that parse, decode and crop: grpc://host:port[,host:port...], each running `python -m data.service`; "
+        "the order stays the same",
+        group="data",
+        changes_numbers=False,
+    )
+    cache: str = option(
+        "none",
+        "copy the training shards before training: to the disk of cache_dir, or to memory of this process",
+        group="data",
+        choices=("none", "memory", "disk"),
+        changes_numbers=False,
+    )
+    cache_dir: str | None = option(
+        None, "where cache=disk keeps copies, for later runs too", group="data", changes_numbers=False
     )
 
     model: str = option(
@@ -325,7 +347,21 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems.append("tpu is empty; write --tpu alone for the TPU of this environment, or leave it out")
     if config.tpu is not None and config.xla != "auto":
         problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
-    return problems + _problem_of_model_name(config.model)
+    return problems + _problems_of_reading(config) + _problem_of_model_name(config.model)
+
+
+def _problems_of_reading(config: Config) -> list[str]:
+    problems = []
+    if config.cache == "disk" and not config.cache_dir:
+        problems.append("cache=disk needs to know where; give --cache_dir=... on a fast disk")
+    if config.cache != "disk" and config.cache_dir:
+        problems.append(f"cache_dir has no effect with cache={config.cache}; leave it out or use --cache=disk")
+    if config.cache != "none" and config.data_service is not None:
+        problems.append(
+            f"cache={config.cache} has no effect with data_service, whose machines read the shards themselves; "
+            "give one of the two"
+        )
+    return problems
 
 
 def _problem_of_model_name(model: str) -> list[str]:

@@ -4,15 +4,18 @@ Everything that can be wrong is looked at in the order of its cost: names and fi
 on it. Nothing is written to `model_dir` before all of it stands.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
-from data import catalog
+from data import catalog, stages
 from data.spec import Array
 from trainer import (
     checkpoints,
@@ -24,6 +27,9 @@ from trainer import (
     models,
     optimizers,
     plan,
+    profile_input,
+    profile_picture,
+    profile_report,
     replicated,
     run_dir,
     tasks,
@@ -55,18 +61,32 @@ def run(config: Config, argv: Sequence[str], started: float) -> None:
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
     )
     folder = run_dir.RunDir(config.model_dir)
-    read = inputs.open_inputs(config, cache_dir=folder.file(run_dir.REPAIRED))
-    _refuse_local_paths(target, config, read)
-    if config.mode in inputs.TRAINING_MODES:
-        folder.check_resumable(config, read.identity())
-        if target.is_chief:
+    profiles = config.mode == inputs.PROFILING
+    if profiles:
+        _refuse_several_machines(target)
+    # Profiling leaves nothing of a training run behind, repaired shards neither.
+    with tempfile.TemporaryDirectory() if profiles else contextlib.nullcontext() as elsewhere:
+        read = inputs.open_inputs(config, cache_dir=elsewhere or folder.file(run_dir.REPAIRED))
+        _refuse_local_paths(target, config, read)
+        if config.mode in inputs.TRAINING_MODES:
+            folder.check_resumable(config, read.identity())
+        if target.is_chief and (profiles or config.mode in inputs.TRAINING_MODES):
             folder.check_writable()
-    devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
-    with read.explained():
-        _Run(config, argv, clock, source, read, folder, devices).go()
+        devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
+        with read.explained():
+            _Run(config, argv, clock, source, read, folder, devices).go()
 
 
-def _refuse_local_paths(target: hardware.Target, config: Config, read: inputs.Inputs) -> None:
+def _refuse_several_machines(target: hardware.Target) -> None:
+    if target.is_remote or target.workers:
+        raise ConfigError(
+            "profile_input measures the pipeline of the machine that it runs on, and here others read too. Received: "
+            f"{target.source if target.is_remote else 'TF_CONFIG with several workers'}. Run it on one of them, with "
+            "--tpu=local on a TPU VM, and without TF_CONFIG"
+        )
+
+
+def _refuse_local_paths(target: hardware.Target, config: Config, read: inputs.AnyInputs) -> None:
     """A worker on another machine reads the data and writes checkpoints itself, and sees none of our disks."""
     paths = dict(read.local_paths())
     if not catalog.is_remote(config.model_dir):
@@ -84,7 +104,7 @@ class _Run:
     argv: Sequence[str]
     clock: Clock
     source: models.ModelSource
-    inputs: inputs.Inputs
+    inputs: inputs.AnyInputs
     folder: run_dir.RunDir
     devices: cluster.Cluster
 
@@ -103,6 +123,9 @@ class _Run:
 
     def go(self) -> None:
         """Does what `mode` says."""
+        if self.config.mode == inputs.PROFILING:
+            self._profile_input()
+            return
         start_step = self.checkpoints.restore()
         self._say(self._summary(start_step or 0))
         if self.config.mode in inputs.TRAINING_MODES:
@@ -187,7 +210,7 @@ class _Run:
             return last
 
         timer = LoopClock(self.clock, self.replicated)
-        iterator = self._train_batches(start_step) if segments else iter(())
+        iterator = iter(self._train_batches(start_step, self.config.seed)) if segments else iter(())
         self.clock.start_is_over()
         self.replicated.fit(
             iterator,
@@ -224,11 +247,39 @@ class _Run:
             self.replicated.check_integer_state()
             self.checkpoints.save(step)
 
-    def _train_batches(self, start_step: int) -> Iterator:
+    def _train_batches(self, start_step: int, seed: int) -> tf.distribute.DistributedDataset:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return self.inputs.train_batches(self.plan, context, start_step)
+            return self.inputs.reseeded(seed).train_batches(self.plan, context, start_step)
 
-        return iter(self.devices.strategy.distribute_datasets_from_function(batches))
+        return self.devices.strategy.distribute_datasets_from_function(batches)
+
+    def _profile_input(self) -> None:
+        """Measures the pipeline of a training run; writes what it found, and nothing that a training run writes."""
+        self._say(self._summary(0))
+        timed = self.inputs.train_stages(self.plan, tf.distribute.InputContext())
+        handed_over = stages.Stage(
+            profile_report.TRANSFER,
+            lambda seed: self._train_batches(0, seed),
+            timed[-1].window // self.plan.num_replicas or 1,
+        )
+        timed.append(handed_over)
+        self._say(f"measuring {', '.join(stage.name for stage in timed)} and the model by turns, for about a minute")
+        measured = profile_input.measure(
+            timed, self.replicated, steps_per_loop=self.plan.steps_per_loop, seed=self.config.seed
+        )
+        circumstances = profile_input.circumstances(
+            self.inputs.dataset,
+            self.config,
+            measured.images,
+            device_kind=self.devices.kind,
+            devices=self.devices.description,
+        )
+        profile = profile_report.Profile(measured.stages, measured.model, circumstances)
+        self.folder.write(run_dir.INPUT_PROFILE, json.dumps(profile_report.to_json(profile), indent=2) + "\n")
+        self.folder.write(run_dir.INPUT_PICTURE, profile_picture.svg(profile))
+        files = [(name, self.folder.file(name)) for name in (run_dir.INPUT_PROFILE, run_dir.INPUT_PICTURE)]
+        self._say(console.columns(profile_report.rows(profile)))
+        self._say(console.table([*profile_report.summary(profile), *files]))
 
     def _evaluate(self) -> replicated.Logs:
         """Metrics over the evaluation split, each example counted once."""
@@ -255,7 +306,7 @@ class _Run:
             return export.save(model, self.spec, directory)
 
     def _summary(self, start_step: int) -> str:
-        trains = self.config.mode in inputs.TRAINING_MODES
+        trains = self.config.mode in (*inputs.TRAINING_MODES, inputs.PROFILING)
         return console.start_up(
             dataset=self.inputs.describe(),
             reading=self.inputs.describe_reading(self.plan, self.devices.num_hosts) if trains else "",

@@ -8,38 +8,43 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import tensorflow as tf
 
-from data import catalog, pipeline, quarantine, records, review
+from data import catalog, pipeline, quarantine, records, review, stages, synthetic
 from data.errors import DataError
 from data.spec import Spec
-from trainer.config import Config
+from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
 from trainer.plan import Plan
 
 TRAINING_MODES = ("train", "train_and_eval")
 EVALUATING_MODES = ("eval", "train_and_eval")
+PROFILING = "profile_input"
+# Options that say nothing where no record is read.
+READING_OPTIONS = ("shuffle_mib", "corrupt_records", "max_corrupt_records")
+
+_D = TypeVar("_D", pipeline.Dataset, synthetic.Dataset)
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
-    """The splits that a run reads, ready to be read.
+class _Inputs(Generic[_D]):
+    """What is the same with and without files.
 
     spec: an example as it reaches the device.
     repaired: what is read in place of damaged shards of the training split, and what it leaves out.
     """
 
     config: Config
-    dataset: pipeline.Dataset
+    dataset: _D
     spec: Spec
     repaired: quarantine.Prepared
 
     @property
     def num_train_examples(self) -> int:
         """Examples of the training split; 0 where the mode does not read it."""
-        return self._count(self.config.train_split, TRAINING_MODES)
+        return self._count(self.config.train_split, (*TRAINING_MODES, PROFILING))
 
     @property
     def num_eval_examples(self) -> int:
@@ -58,6 +63,23 @@ class Inputs:
     def describe(self) -> str:
         """Name and splits, for people."""
         return f"{self.dataset.name}: " + ", ".join(f"{count:,} {name}" for name, count in self.dataset.splits.items())
+
+    def reseeded(self, seed: int) -> Self:
+        """The same in another order."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, seed=seed))
+
+    def _share(self, plan: Plan, context: tf.distribute.InputContext) -> dict[str, Any]:
+        return {
+            "global_batch_size": plan.global_batch_size,
+            "per_replica_batch_size": plan.per_replica_batch_size,
+            "host_index": context.input_pipeline_id,
+            "num_hosts": context.num_input_pipelines,
+            "image_size": self.config.image_size,
+        }
+
+
+class Inputs(_Inputs[pipeline.Dataset]):
+    """The splits that a run reads, ready to be read."""
 
     def describe_reading(self, plan: Plan, num_hosts: int) -> str:
         """How hosts share the reading of the training split, for people."""
@@ -83,21 +105,22 @@ class Inputs:
             **self._share(plan, context),
         )
 
+    def train_stages(self, plan: Plan, context: tf.distribute.InputContext) -> list[stages.Stage]:
+        """The stages of this host's pipeline, for measuring; orders depend on the seeds that these are given."""
+        return stages.train_stages(
+            self.dataset,
+            self.config.train_split,
+            shuffle_mib=self.config.shuffle_mib,
+            copies=self.repaired.copies,
+            **self._share(plan, context),
+        )
+
     def eval_batches(self, plan: Plan, context: tf.distribute.InputContext) -> tf.data.Dataset:
         """This host's batches of `(x, y, mask)`, pass after pass without end.
 
         Without end, so that tf.distribute need not ask all workers at each step whether one has run out.
         """
         return pipeline.eval_batches(self.dataset, self.config.eval_split, **self._share(plan, context)).repeat()
-
-    def _share(self, plan: Plan, context: tf.distribute.InputContext) -> dict[str, Any]:
-        return {
-            "global_batch_size": plan.global_batch_size,
-            "per_replica_batch_size": plan.per_replica_batch_size,
-            "host_index": context.input_pipeline_id,
-            "num_hosts": context.num_input_pipelines,
-            "image_size": self.config.image_size,
-        }
 
     def local_paths(self) -> Mapping[str, str]:
         """Option -> path on this machine, which a worker on another one could not read."""
@@ -124,7 +147,41 @@ class Inputs:
             raise DataError(message) from error
 
 
-def open_inputs(config: Config, cache_dir: str) -> Inputs:
+class SyntheticInputs(_Inputs[synthetic.Dataset]):
+    """Examples without files, see `data.synthetic`."""
+
+    def describe_reading(self, plan: Plan, num_hosts: int) -> str:
+        """Nothing is read."""
+        return "nothing: examples are made up"
+
+    def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
+        """This host's batches of `(x, y)` from step `start_step` on, without end."""
+        share = self._share(plan, context)
+        return synthetic.train_batches(self.dataset, self.config.train_split, start_step=start_step, **share)
+
+    def train_stages(self, plan: Plan, context: tf.distribute.InputContext) -> list[stages.Stage]:
+        """The only stage there is."""
+        made = stages.Stage(stages.GENERATE, lambda seed: self.train_batches(plan, context, 0), 1)
+        return [made]
+
+    def eval_batches(self, plan: Plan, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """This host's batches of `(x, y, mask)`, pass after pass without end."""
+        return synthetic.eval_batches(self.dataset, self.config.eval_split, **self._share(plan, context)).repeat()
+
+    def local_paths(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """There is nothing to explain."""
+        yield
+
+
+AnyInputs = Inputs | SyntheticInputs
+
+
+def open_inputs(config: Config, cache_dir: str) -> AnyInputs:
     """Opens and checks what `config` reads.
 
     Args:
@@ -135,10 +192,12 @@ def open_inputs(config: Config, cache_dir: str) -> Inputs:
         DataError: a dataset that is missing, damaged or of the wrong shape.
         ConfigError: options that do not fit the dataset.
     """
+    if catalog.is_synthetic(config.dataset):
+        return _open_synthetic(config)
     dataset = pipeline.open_dataset(config.dataset, config.data_dir)
     spec = _spec(dataset, config)
     repaired = quarantine.Prepared({}, [], "")
-    if config.mode in TRAINING_MODES:
+    if config.mode in (*TRAINING_MODES, PROFILING):
         dataset.split(config.train_split)
         repaired = quarantine.prepare(
             dataset.info,
@@ -155,7 +214,20 @@ def open_inputs(config: Config, cache_dir: str) -> Inputs:
     return Inputs(config, dataset, spec, repaired)
 
 
-def _spec(dataset: pipeline.Dataset, config: Config) -> Spec:
+def _open_synthetic(config: Config) -> SyntheticInputs:
+    # Of one that is like no other not even a description is read.
+    names = READING_OPTIONS if catalog.described_by(config.dataset) else (*READING_OPTIONS, "data_dir")
+    given = [name for name in names if getattr(config, name) != FIELDS[name].default]
+    if given:
+        raise ConfigError(
+            f"no record of --dataset={config.dataset} is read, so these have no effect; leave them out. "
+            f"Received: {', '.join(given)}"
+        )
+    dataset = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes)
+    return SyntheticInputs(config, dataset, _spec(dataset, config), quarantine.Prepared({}, [], ""))
+
+
+def _spec(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec:
     spec = dataset.spec(config.image_size)
     if config.num_classes is None:
         return spec

@@ -21,6 +21,8 @@ CHECKPOINTS = "checkpoints"
 EXPORT = "export"
 REPAIRED = "repaired"
 TENSORBOARD = "tensorboard"
+INPUT_PROFILE = "profile_input.json"
+INPUT_PICTURE = "profile_input.svg"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorflow-datasets", "numpy", "libtpu")
 
 
@@ -91,6 +93,11 @@ class RunDir:
         if self._has(METRICS):
             kept = [line for line in self._read(METRICS).splitlines() if _step_of(line, default=step + 1) <= step]
             self._replace(METRICS, "".join(line + "\n" for line in kept))
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file of the run whole or not at all, and nothing else."""
+        tf.io.gfile.makedirs(self.path)
+        self._replace(name, text)
 
     def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one line to `metrics.jsonl`: `{"step": ..., "<name>": ...}`."""

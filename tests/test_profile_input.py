@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -90,6 +91,22 @@ def test_a_dataset_without_files_has_two_stages(trainer: Trainer, tmp_path: path
     assert [stage["name"] for stage in found["stages"]] == ["generate", "transfer"]
     assert {stage["bytes_per_example"] for stage in found["stages"]} == {8 * 8 * 3 + 4}
     assert any("says nothing about the pipeline of a real dataset" in text for text in found["verdict"]["caveats"])
+
+
+@pytest.mark.slow
+def test_what_is_read_in_place_of_damaged_shards_does_not_stay(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    shutil.copytree(trainer.data_dir, data_dir)
+    (shard,) = data_dir.glob("digits/*/digits-train.tfrecord-00001-of-00004")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    flags = [f"--data_dir={data_dir}", f"--model_dir={tmp_path / 'run'}", "--mode=profile_input", *SMALL]
+    done = trainer.run(*flags, code=78)
+    assert "digits-train.tfrecord-00001-of-00004, record 187" in done.stderr
+    assert not (tmp_path / "run").exists()
+    trainer.run(*flags, "--corrupt_records=skip", "--max_corrupt_records=1")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == ONLY_FILES
 
 
 @pytest.mark.slow

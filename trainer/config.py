@@ -361,6 +361,8 @@ def _problems_of_reading(config: Config) -> list[str]:
             f"cache={config.cache} has no effect with data_service, whose machines read the shards themselves; "
             "give one of the two"
         )
+    if config.mode == "profile_input" and config.data_service is not None:
+        problems.append("profile_input measures the pipeline of this machine; leave out data_service")
     return problems
 
 

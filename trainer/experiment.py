@@ -32,6 +32,7 @@ from trainer import (
     profile_report,
     replicated,
     run_dir,
+    supply,
     tasks,
 )
 from trainer.callbacks.checkpoint import SaveCheckpoint
@@ -72,6 +73,10 @@ def run(config: Config, argv: Sequence[str], started: float) -> None:
             folder.check_resumable(config, read.identity())
         if target.is_chief and (profiles or config.mode in inputs.TRAINING_MODES):
             folder.check_writable()
+        if profiles or config.mode in inputs.TRAINING_MODES:
+            read = dataclasses.replace(
+                read, services=supply.services(config), cached=supply.copies(config, read.train_shards)
+            )
         devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
         with read.explained():
             _Run(config, argv, clock, source, read, folder, devices).go()
@@ -91,6 +96,13 @@ def _refuse_local_paths(target: hardware.Target, config: Config, read: inputs.An
     paths = dict(read.local_paths())
     if not catalog.is_remote(config.model_dir):
         paths["model_dir"] = config.model_dir
+    if config.cache != "none":
+        paths["cache"] = config.cache
+    if target.is_remote and config.data_service is not None:
+        raise ConfigError(
+            "data_service is for hosts that read their data themselves, not for a TPU worker on another machine; leave "
+            f"it out. Received: {config.data_service}"
+        )
     if target.is_remote and paths:
         received = ", ".join(f"{name}={path}" for name, path in paths.items())
         raise ConfigError(f"a TPU worker on another machine cannot see local paths; use gs://. Received: {received}")
@@ -210,15 +222,17 @@ class _Run:
             return last
 
         timer = LoopClock(self.clock, self.replicated)
-        iterator = iter(self._train_batches(start_step, self.config.seed)) if segments else iter(())
-        self.clock.start_is_over()
-        self.replicated.fit(
-            iterator,
-            segments,
-            callbacks=self._callbacks(timer),
-            evaluate=evaluate if evaluates else None,
-            verbose=self._verbosity(),
-        )
+        with supply.watched(self.inputs.services, grace_secs=self.config.connect_timeout_secs):
+            iterator = iter(self._train_batches(start_step, self.config.seed)) if segments else iter(())
+            self.clock.start_is_over()
+            self.replicated.fit(
+                iterator,
+                segments,
+                callbacks=self._callbacks(timer),
+                evaluate=evaluate if evaluates else None,
+                verbose=self._verbosity(),
+            )
+            del iterator  # see `service.watched`
         if evaluates:
             self._export()
         self._say_results(last, timer)

@@ -6,13 +6,14 @@ object for batches and knows nothing of files, shards or quarantine.
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import tensorflow as tf
 
-from data import catalog, pipeline, quarantine, records, review, stages, synthetic
+from data import catalog, pipeline, quarantine, records, review, service, stages, synthetic
 from data.errors import DataError
 from data.spec import Spec
 from trainer.config import FIELDS, Config
@@ -23,7 +24,7 @@ TRAINING_MODES = ("train", "train_and_eval")
 EVALUATING_MODES = ("eval", "train_and_eval")
 PROFILING = "profile_input"
 # Options that say nothing where no record is read.
-READING_OPTIONS = ("shuffle_mib", "corrupt_records", "max_corrupt_records")
+READING_OPTIONS = ("shuffle_mib", "corrupt_records", "max_corrupt_records", "data_service", "cache", "cache_dir")
 
 _D = TypeVar("_D", pipeline.Dataset, synthetic.Dataset)
 
@@ -34,12 +35,16 @@ class _Inputs(Generic[_D]):
 
     spec: an example as it reaches the device.
     repaired: what is read in place of damaged shards of the training split, and what it leaves out.
+    cached: path of a training shard -> path of its copy.
+    services: machines that compute the training batches (`service.read`); none: this one does.
     """
 
     config: Config
     dataset: _D
     spec: Spec
     repaired: quarantine.Prepared
+    cached: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    services: tuple[str, ...] = ()
 
     @property
     def num_train_examples(self) -> int:
@@ -81,6 +86,16 @@ class _Inputs(Generic[_D]):
 class Inputs(_Inputs[pipeline.Dataset]):
     """The splits that a run reads, ready to be read."""
 
+    @property
+    def train_shards(self) -> list[str]:
+        """Paths of the files that training reads, without those that a repaired copy replaces."""
+        shards = self.dataset.split(self.config.train_split).filled
+        return [path for path, _ in shards if path not in self.repaired.copies]
+
+    @property
+    def _copies(self) -> dict[str, str]:
+        return {**self.cached, **self.repaired.copies}
+
     def describe_reading(self, plan: Plan, num_hosts: int) -> str:
         """How hosts share the reading of the training split, for people."""
         ordered = pipeline.plan_order(
@@ -95,15 +110,19 @@ class Inputs(_Inputs[pipeline.Dataset]):
 
     def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         """This host's batches of `(x, y)` from step `start_step` on, without end."""
-        return pipeline.train_batches(
+        batches = functools.partial(
+            pipeline.train_batches,
             self.dataset,
             self.config.train_split,
             seed=self.config.seed,
             shuffle_mib=self.config.shuffle_mib,
             start_step=start_step,
-            copies=self.repaired.copies,
+            copies=self._copies,
             **self._share(plan, context),
         )
+        if self.services:
+            return service.read(self.services, lambda k, num_services: batches(part=(k, num_services)))
+        return batches()
 
     def train_stages(self, plan: Plan, context: tf.distribute.InputContext) -> list[stages.Stage]:
         """The stages of this host's pipeline, for measuring; orders depend on the seeds that these are given."""
@@ -111,7 +130,7 @@ class Inputs(_Inputs[pipeline.Dataset]):
             self.dataset,
             self.config.train_split,
             shuffle_mib=self.config.shuffle_mib,
-            copies=self.repaired.copies,
+            copies=self._copies,
             **self._share(plan, context),
         )
 
@@ -149,6 +168,8 @@ class Inputs(_Inputs[pipeline.Dataset]):
 
 class SyntheticInputs(_Inputs[synthetic.Dataset]):
     """Examples without files, see `data.synthetic`."""
+
+    train_shards: tuple[str, ...] = ()
 
     def describe_reading(self, plan: Plan, num_hosts: int) -> str:
         """Nothing is read."""

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from data import cache, errors, pipeline
-from tests.conftest import GUARD_SECS, ROOT
+from tests.conftest import GUARD_SECS, ROOT, Trainer, metrics_of
+from trainer import config
 
 OTHER_DISK = pathlib.Path("/dev/shm")
 
@@ -177,3 +178,29 @@ def test_batches_from_memory_are_those_of_the_files(numbered, start_step):
     assert np.array_equal(*read)
     for copy in copies.values():
         os.close(int(pathlib.Path(copy).name))
+
+
+@pytest.mark.slow
+def test_training_from_copies_is_the_same(trainer: Trainer, tmp_path: pathlib.Path, folder: pathlib.Path) -> None:
+    flags = ["--mode=train", "--train_steps=20", "--log_every_steps=10"]
+    caches = {"none": [], "memory": ["--cache=memory"], "disk": ["--cache=disk", f"--cache_dir={folder}"]}
+    for name, cached in caches.items():
+        done = trainer.run(f"--model_dir={tmp_path}/{name}", *flags, *cached)
+        assert ("cache: copying" in done.stdout) == bool(cached)
+    assert metrics_of(tmp_path / "none") == metrics_of(tmp_path / "memory") == metrics_of(tmp_path / "disk")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"cache": "disk"}, "give --cache_dir"),
+        ({"cache_dir": "/fast"}, "cache_dir has no effect with cache=none"),
+        ({"cache": "memory", "cache_dir": "/fast"}, "cache_dir has no effect with cache=memory"),
+        ({"cache": "memory", "data_service": "grpc://a:1"}, "cache=memory has no effect with data_service"),
+        ({"mode": "profile_input", "data_service": "grpc://a:1"}, "leave out data_service"),
+        ({"cache": "ram"}, "cache must be one of none, memory, disk"),
+    ],
+)
+def test_options_without_effect_are_refused(options, problem):
+    _, problems = config.inspect({"model_dir": "run", "dataset": "digits", **options})
+    assert [problem in found for found in problems] == [True]

@@ -260,7 +260,11 @@ def _read(paths: tf.Tensor, part: Part, seek: tf.Tensor, buffer_size: int) -> tf
 
 
 def _from_byte(path: tf.Tensor, offset: tf.Tensor, buffer_size: int) -> tf.data.Dataset:
-    """The records of a file from a byte on, which tf.data.TFRecordDataset cannot be asked for."""
+    """The records of a file from a byte on, which tf.data.TFRecordDataset cannot be asked for.
+
+    To be called within a function of another dataset: TensorFlow 2.20 writes its graph without the offsets, so
+    outside of one it fails ("3 inputs specified of 4").
+    """
     variant = tf.raw_ops.TFRecordDatasetV2(
         filenames=[path], compression_type="", buffer_size=buffer_size, byte_offsets=[offset]
     )

@@ -113,6 +113,16 @@ def test_crops_change_from_epoch_to_epoch_and_with_the_seed(photos):
         assert sum(not np.array_equal(first[label], another[label]) for label in first) > 20
 
 
+def test_places_differ_with_seed_step_and_row():
+    def places(seed: int, step: int) -> list:
+        return augment.random_places(seed, tf.constant(step, tf.int64), 8).numpy().tolist()
+
+    assert places(0, 5) == places(0, 5)
+    found = [place for seed in (0, 1) for step in (0, 1, 2) for place in places(seed, step)]
+    assert len({tuple(place) for place in found}) == 48
+    assert all(0 <= value < 1 for place in found for value in place)
+
+
 def test_evaluation_takes_the_centre(photos):
     batches = pipeline.eval_batches(photos, "train", global_batch_size=24, per_replica_batch_size=24, image_size=SIZE)
     x, y, _ = next(iter(batches))

@@ -47,6 +47,19 @@ def test_epochs_and_seeds_differ_and_nothing_else_matters(counts):
     assert not np.array_equal(numbers(other, 1)[0], first)
 
 
+def test_each_epoch_has_another_order_of_shards():
+    planned = plan((10,) * 16, batch=16)
+    orders = set()
+    for epoch in range(5):
+        parts = [
+            planned.part(tf.constant(stream, tf.int64), tf.constant(epoch, tf.int64), tf.constant(0, tf.int64))
+            for stream in range(16)
+        ]
+        orders.add(tuple(int(part.whole[0]) for part in parts))
+        assert sorted(int(part.whole[0]) for part in parts) == list(range(16))
+    assert len(orders) == 5
+
+
 def test_streams_stay_within_a_record_of_each_other_for_ever():
     planned = plan((38, 37, 37, 1), batch=4)
     for epoch in (0, 1, 2, 1000, 10**9):

@@ -156,6 +156,19 @@ def test_shards_that_hold_another_number_of_records_are_an_error(tmp_path, count
             list(records.evaluation_records(split, batch_size=4))
 
 
+def test_a_shard_that_ends_within_the_tail_of_a_part_is_an_error(tmp_path):
+    """Another stream would find it later in the epoch; by then this one would have gone wrong."""
+    split = write(tmp_path, (5,))
+    zero = tf.constant(0, tf.int64)
+    part = order.Part(zero, zero, zero, tf.constant(False), tf.zeros([0], tf.int64), zero, zero, zero + 6)
+    with pytest.raises(tf.errors.OpError, match="expected to contain 6 elements but contained only 5"):
+        list(
+            tf.data.Dataset.range(1).flat_map(
+                lambda _: records._read(tf.constant(split.paths), part, zero - 1, buffer_size=1 << 16)
+            )
+        )
+
+
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(errors.DataError, match="empty"):
         records.Split(("a",), (0,))

@@ -1,0 +1,448 @@
+"""python scripts/bench_input.py: how fast the input pipeline is, against its limit and against the usual ways.
+
+Makes its own files, compares everything on them in one run, and prints one line a ratio with the bound it must keep.
+Exits with 1 where a bound is missed. Alternatives take turns and a ratio is the median over the turns, because a shared
+machine is faster in one minute than in the next; every turn begins with new iterators and unmeasured batches.
+
+a  records: 60,000 images of 28x28 uint8 in 16 shards, batches of 1,024.
+b  photographs: 224x224 crops of JPEGs, cut from the two that scikit-learn ships.
+c  memory: resident set of a process over 20 epochs of records, with two values of shuffle_mib.
+m  mixing: how evenly the classes of a dataset sorted by class are spread over its batches.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import absl.logging
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from data import augment, order, pipeline, records
+
+BATCH = 1_024
+SHARDS = 16
+IMAGES = 60_000
+CLASSES = 10
+PHOTOS = 1_500
+PHOTO_BATCH = 64
+PHOTO_SIDE = 256  # what datasets of photographs are commonly stored with
+CROP = 224
+SHUFFLE_MIB = 64.0
+MIB = 1 << 20
+AUTO = tf.data.AUTOTUNE
+# What the article on which many pipelines are modelled shuffles: decoded examples.
+USUAL_SHUFFLE = 10_000
+MEMORY_MIB = (16.0, 272.0)  # shuffle_mib of the two processes of part c
+MEMORY_EPOCHS = 20
+MEMORY_IMAGES = 400_000
+MIXING_EXAMPLES = 1 << 16
+MIXING_BATCH = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A pipeline to be timed: makes a dataset whose elements hold `examples` each."""
+
+    make: Callable[[], tf.data.Dataset]
+    examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """How ways are compared: how many times, and by which clock (seconds)."""
+
+    rounds: int
+    clock: Callable[[], float]
+
+
+def share_of_cores() -> float:
+    """Seconds that this process would have taken with all cores to itself and always busy."""
+    return time.process_time() / records.cores()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write(directory: pathlib.Path, features: dict, examples: list[bytes], num_shards: int) -> None:
+    """Writes serialized examples as a dataset in TFDS format, once."""
+    directory = directory / "1.0.0"
+    if (directory / "dataset_info.json").exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    shards = np.array_split(np.arange(len(examples)), num_shards)
+    for index, rows in enumerate(shards):
+        path = directory / f"{directory.parent.name}-train.tfrecord-{index:05d}-of-{num_shards:05d}"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for row in rows:
+                writer.write(examples[row])
+    split = tfds.core.SplitInfo(
+        name="train",
+        shard_lengths=[len(rows) for rows in shards],
+        num_bytes=sum(map(len, examples)),
+        filename_template=tfds.core.ShardedFileTemplate(
+            data_dir=directory, dataset_name=directory.parent.name, split="train", filetype_suffix="tfrecord"
+        ),
+    )
+    tfds.folder_dataset.write_metadata(
+        data_dir=directory,
+        features=tfds.features.FeaturesDict(features),
+        split_infos=[split],
+        supervised_keys=("image", "label"),
+        check_data=False,
+    )
+
+
+def example(image: bytes, label: int) -> bytes:
+    """One serialized record."""
+    features = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def label_feature() -> tfds.features.ClassLabel:
+    """Ten classes."""
+    return tfds.features.ClassLabel(num_classes=CLASSES)
+
+
+def write_images(directory: pathlib.Path, count: int) -> None:
+    """Random 28x28 images, sorted by class."""
+    raw = tfds.features.Tensor(shape=(28, 28, 1), dtype=np.uint8, encoding="bytes")
+    rng = np.random.default_rng(0)
+    examples = [example(rng.bytes(28 * 28), row * CLASSES // count) for row in range(count)]
+    write(directory, {"image": raw, "label": label_feature()}, examples, SHARDS)
+
+
+def write_photos(directory: pathlib.Path) -> None:
+    """Cuts of scikit-learn's photographs whose shorter side is 256 pixels, as JPEG of quality 90."""
+    from sklearn import datasets
+
+    photos = datasets.load_sample_images().images  # two of [427, 640, 3] uint8
+    rng = np.random.default_rng(0)
+    examples = []
+    for row in range(PHOTOS):
+        height, width = rng.permutation([PHOTO_SIDE, int(rng.integers(PHOTO_SIDE, 428))])
+        top, left = rng.integers(0, 428 - height), rng.integers(0, 641 - width)
+        cut = photos[row % 2][top : top + height, left : left + width]
+        examples.append(example(tf.io.encode_jpeg(cut, quality=90).numpy(), row % CLASSES))
+    image = tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg")
+    write(directory, {"image": image, "label": label_feature()}, examples, SHARDS)
+
+
+# --- a: records -------------------------------------------------------------------------------------------------------
+
+
+def ours(directory: pathlib.Path, shuffle_mib: float = SHUFFLE_MIB) -> tf.data.Dataset:
+    """The pipeline of this repository."""
+    dataset = pipeline.open_dataset(str(directory))
+    return pipeline.train_batches(
+        dataset, global_batch_size=BATCH, per_replica_batch_size=BATCH, seed=0, shuffle_mib=shuffle_mib
+    )
+
+
+def limit(paths: list[str], streams: int, tuned: bool) -> tf.data.Dataset:
+    """Streams that read and batch; no shuffle, no parse."""
+    parts = [
+        tf.data.TFRecordDataset(paths[stream::streams], buffer_size=4 << 20)
+        .repeat()
+        .batch(BATCH // streams, drop_remainder=True)
+        .prefetch(2)
+        for stream in range(streams)
+    ]
+    options = tf.data.Options()
+    options.autotune.enabled = tuned
+    return tf.data.Dataset.zip(tuple(parts)).with_options(options)
+
+
+SPECS = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+
+def one_by_one(paths: list[str]) -> tf.data.Dataset:
+    """Parse and cast each record, shuffle decoded examples, batch."""
+
+    def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values = tf.io.parse_single_example(record, SPECS)
+        image = tf.reshape(tf.io.decode_raw(values["image"], tf.uint8), [28, 28, 1])
+        return tf.cast(image, tf.float32) / 255, values["label"]
+
+    files = tf.data.Dataset.from_tensor_slices(paths)
+    read = files.interleave(tf.data.TFRecordDataset, cycle_length=8, num_parallel_calls=AUTO)
+    examples = read.map(parse, num_parallel_calls=AUTO).shuffle(USUAL_SHUFFLE).repeat()
+    return examples.batch(BATCH, drop_remainder=True).prefetch(AUTO)
+
+
+def whole_batches(paths: list[str]) -> tf.data.Dataset:
+    """Interleave, shuffle serialized records, batch, parse the whole batch."""
+
+    def parse(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values = tf.io.parse_example(batch, SPECS)
+        image = tf.reshape(tf.io.decode_raw(values["image"], tf.uint8), [BATCH, 28, 28, 1])
+        return image, tf.cast(values["label"], tf.int32)
+
+    files = tf.data.Dataset.from_tensor_slices(paths)
+    read = files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16, num_parallel_calls=AUTO)
+    batches = read.shuffle(USUAL_SHUFFLE).repeat().batch(BATCH, drop_remainder=True)
+    return batches.map(parse, num_parallel_calls=AUTO).prefetch(AUTO)
+
+
+def by_tfds(directory: pathlib.Path, read_config: tfds.ReadConfig | None) -> tf.data.Dataset:
+    """What TFDS's own guide says: load, shuffle, batch, prefetch."""
+    builder = tfds.builder_from_directory(directory / "1.0.0")
+    examples = builder.as_dataset(split="train", as_supervised=True, read_config=read_config)
+    return examples.shuffle(USUAL_SHUFFLE).repeat().batch(BATCH, drop_remainder=True).prefetch(AUTO)
+
+
+def rate(way: Way, batches: int, warm_up: int, clock: Callable[[], float]) -> float:
+    """Examples per second of a new iterator, after `warm_up` batches."""
+    iterator = iter(way.make())
+    for _ in range(warm_up):
+        next(iterator)
+    begin = clock()
+    for _ in range(batches):
+        next(iterator)
+    return batches * way.examples / (clock() - begin)
+
+
+def in_turns(ways: dict[str, tuple[Way, int]], turns: Turns, warm_up: int) -> dict[str, list[float]]:
+    """Rates of all ways, one after the other and again; with each way the batches that are timed."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns.rounds):
+        for name, (way, batches) in ways.items():
+            rates[name].append(rate(way, batches, warm_up, turns.clock))
+    for name, values in rates.items():
+        print(f"  {name:44s} {statistics.median(values):12,.0f} examples/s")
+    return rates
+
+
+def ratio(name: str, rates: dict[str, list[float]], over: str, bound: float | None) -> bool:
+    """Prints the median ratio of "ours" over another way of the same turn; True where the bound holds."""
+    value = statistics.median(a / b for a, b in zip(rates["ours"], rates[over], strict=True))
+    return report(f"{name}: ours / {over}", value, bound)
+
+
+def report(name: str, value: float, bound: float | None, at_most: bool = False) -> bool:
+    """Prints one line; True where the bound holds."""
+    if bound is None:
+        print(f"     {name} = {value:.2f}")
+        return True
+    holds = value <= bound if at_most else value >= bound
+    print(f"{'ok  ' if holds else 'MISS'} {name} = {value:.2f}, bound {'<=' if at_most else '>='} {bound}")
+    return holds
+
+
+def part_a(directory: pathlib.Path, turns: Turns) -> bool:
+    """Small records: what handling them costs."""
+    images = directory / "images"
+    write_images(images, IMAGES)
+    paths = sorted(str(path) for path in (images / "1.0.0").glob("*.tfrecord-*"))
+    uncached = tfds.ReadConfig(try_autocache=False)
+    ways = {
+        "ours": (Way(lambda: ours(images), BATCH), 300),
+        "limit (4 streams)": (Way(lambda: limit(paths, 4, True), BATCH), 300),
+        "limit (16 streams)": (Way(lambda: limit(paths, 16, True), BATCH), 300),
+        "limit (4 streams, autotune off as ours)": (Way(lambda: limit(paths, 4, False), BATCH), 300),
+        "one by one": (Way(lambda: one_by_one(paths), BATCH), 30),
+        "interleave, whole batches": (Way(lambda: whole_batches(paths), BATCH), 150),
+        "tfds": (Way(lambda: by_tfds(images, uncached), BATCH), 30),
+        "tfds, all in its memory cache": (Way(lambda: by_tfds(images, None), BATCH), 100),
+    }
+    rates = in_turns(ways, turns, warm_up=60)  # an epoch, so that TFDS's cache is full
+    holds = [
+        ratio("a", rates, "limit (4 streams)", 0.6),
+        ratio("a", rates, "limit (16 streams)", 0.6),
+        ratio("a", rates, "limit (4 streams, autotune off as ours)", None),
+        ratio("a", rates, "one by one", 15),
+        ratio("a", rates, "interleave, whole batches", 1.5),
+        ratio("a", rates, "tfds", 5),
+        ratio("a", rates, "tfds, all in its memory cache", None),
+    ]
+    return all(holds)
+
+
+# --- b: photographs ---------------------------------------------------------------------------------------------------
+
+
+def part_b(directory: pathlib.Path, turns: Turns) -> bool:
+    """Photographs: nothing but decoding and cropping may cost."""
+    photos = directory / "photos"
+    write_photos(photos)
+    dataset = pipeline.open_dataset(str(photos))
+    paths = list(dataset.split("train").paths)
+    parsed = tf.data.TFRecordDataset(paths).batch(PHOTOS).map(lambda batch: tf.io.parse_example(batch, SPECS))
+    encoded = next(iter(parsed))["image"]  # [PHOTOS] string, in memory
+
+    def make_ours() -> tf.data.Dataset:
+        return pipeline.train_batches(
+            dataset,
+            global_batch_size=PHOTO_BATCH,
+            per_replica_batch_size=PHOTO_BATCH,
+            seed=0,
+            shuffle_mib=SHUFFLE_MIB,
+            image_size=CROP,
+        )
+
+    def only_crop() -> tf.data.Dataset:
+        places = tf.random.Generator.from_seed(0).uniform([PHOTOS, 2])
+        images = tf.data.Dataset.from_tensor_slices((encoded, places)).repeat()
+        return images.map(lambda *image: augment.crop_encoded(*image, CROP, 3, is_jpeg=True), num_parallel_calls=AUTO)
+
+    def whole() -> tf.data.Dataset:
+        def decode(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            values = tf.io.parse_single_example(record, SPECS)
+            image = tf.io.decode_jpeg(values["image"], channels=3)
+            return tf.cast(tf.image.resize(image, [CROP, CROP]), tf.uint8), values["label"]
+
+        read = tf.data.Dataset.from_tensor_slices(paths).interleave(
+            tf.data.TFRecordDataset, cycle_length=16, num_parallel_calls=AUTO
+        )
+        images = read.shuffle(PHOTOS).repeat().map(decode, num_parallel_calls=AUTO)
+        return images.batch(PHOTO_BATCH, drop_remainder=True).prefetch(AUTO)
+
+    ways = {
+        "ours": (Way(make_ours, PHOTO_BATCH), 20),
+        "decode and crop only": (Way(only_crop, 1), 20 * PHOTO_BATCH),
+        "decode whole, then resize": (Way(whole, PHOTO_BATCH), 20),
+    }
+    rates = in_turns(ways, turns, warm_up=4)
+    holds = [ratio("b", rates, "decode and crop only", 0.9), ratio("b", rates, "decode whole, then resize", 1.3)]
+    return all(holds)
+
+
+# --- c: memory --------------------------------------------------------------------------------------------------------
+
+
+def resident_mib() -> float:
+    """Resident set of this process."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / MIB
+
+
+def read_epochs(images: pathlib.Path, shuffle_mib: float) -> None:
+    """Prints the largest resident set of each epoch, MiB, as JSON: a process of its own."""
+    iterator = iter(ours(images, shuffle_mib))
+    largest = []
+    for _ in range(MEMORY_EPOCHS):
+        largest.append(0.0)
+        for _ in range(MEMORY_IMAGES // BATCH):
+            next(iterator)
+            largest[-1] = max(largest[-1], resident_mib())
+    print(json.dumps(largest))
+
+
+def part_c(directory: pathlib.Path, turns: Turns) -> bool:
+    """Memory: what one more MiB of shuffle_mib takes, and whether it grows."""
+    del turns
+    images = directory / "many_images"
+    write_images(images, MEMORY_IMAGES)
+    sets = {}
+    for mib in MEMORY_MIB:
+        command = [sys.executable, __file__, f"--read_epochs={mib}", f"--dir={directory}"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        sets[mib] = json.loads(done.stdout.splitlines()[-1])
+        print(f"  shuffle_mib={mib:g}: {' '.join(f'{value:.0f}' for value in sets[mib])} MiB resident, by epoch")
+    small, large = MEMORY_MIB
+    base = max(sets[small]) - small
+    holds = [
+        report(
+            f"c: largest resident set / (base of {base:.0f} MiB + shuffle_mib)",
+            max(sets[large]) / (base + large),
+            1.1,
+            True,
+        ),
+        # The first epochs fill the allocator's arenas.
+        report(
+            "c: largest of epochs 16 to 20 / of 6 to 10", max(sets[large][15:]) / max(sets[large][5:10]), 1.03, True
+        ),
+    ]
+    return all(holds)
+
+
+# --- m: mixing --------------------------------------------------------------------------------------------------------
+
+
+def mixing(shards: int, window: float) -> tuple[float, float]:
+    """How well batches mix data sorted by class, over an epoch.
+
+    Args:
+      shards: files of equal size.
+      window: memory for shuffling, as a fraction of the dataset.
+
+    Returns:
+      Classes in a batch, mean; and the variance of a class's count in a batch, as a multiple of what batches drawn
+      at random from the whole dataset would have.
+    """
+    record_bytes = 1_000
+    size = MIXING_EXAMPLES * (record_bytes + order.RECORD_OVERHEAD_BYTES) / MIB
+    planned = order.plan(
+        (MIXING_EXAMPLES // shards,) * shards,
+        record_bytes,
+        seed=0,
+        global_batch_size=MIXING_BATCH,
+        shuffle_mib=size * window,
+    )
+    ids = planned.record_ids(0, MIXING_EXAMPLES // MIXING_BATCH).numpy()  # [steps, B, 2]
+    labels = (ids[..., 0] * (MIXING_EXAMPLES // shards) + ids[..., 1]) * CLASSES // MIXING_EXAMPLES
+    counts = (labels[..., np.newaxis] == np.arange(CLASSES)).sum(axis=1)  # [steps, classes]
+    at_random = MIXING_BATCH / CLASSES * (1 - 1 / CLASSES)
+    return (counts > 0).sum(axis=1).mean(), ((counts - MIXING_BATCH / CLASSES) ** 2).mean() / at_random
+
+
+def part_m(directory: pathlib.Path, turns: Turns) -> bool:
+    """Mixing of data sorted by class: classes in a batch, and the variance of their counts over that of chance."""
+    del directory, turns
+    windows = (0.01, 0.1, 1.0, 3.0)
+    print(f"  batches of {MIXING_BATCH} from {CLASSES} classes; by shuffle_mib as a fraction of the dataset's size:")
+    print("  shards " + "".join(f"{window:>20.0%}" for window in windows))
+    for shards in (1, 4, 16, 64, 256):
+        cells = [f"{classes:.1f} classes, x{excess:.1f}" for classes, excess in (mixing(shards, w) for w in windows)]
+        print(f"  {shards:6d} " + "".join(f"{cell:>20}" for cell in cells))
+    return True
+
+
+def main() -> int:
+    """Runs the parts asked for; 0 where all bounds hold."""
+    parts = {"a": part_a, "b": part_b, "c": part_c, "m": part_m}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="abcm", help="which parts, e.g. ac")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of every alternative")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: processor time, for machines that do other work, where wall time measures that",
+    )
+    parser.add_argument(
+        "--dir", type=pathlib.Path, help="where the files are made, and found again; default: a temporary one"
+    )
+    parser.add_argument("--read_epochs", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    absl.logging.set_verbosity(absl.logging.ERROR)  # TFDS warns of its own deprecations
+    if options.read_epochs is not None:
+        read_epochs(options.dir / "many_images", options.read_epochs)
+        return 0
+    turns = Turns(options.rounds, time.perf_counter if options.clock == "wall" else share_of_cores)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = options.dir or pathlib.Path(temporary)
+        holds = []
+        for part in options.parts:
+            print(f"{part}  {parts[part].__doc__}")
+            holds.append(parts[part](directory, turns))
+    return 0 if all(holds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -231,9 +231,13 @@ def test_twice_the_speed_of_the_model_is_enough(model: float, text: str) -> None
 @pytest.mark.parametrize(
     ("slow", "facts", "expected"),
     [
-        (0, {}, ["smaller records", "about 20 like the 8"]),
+        (
+            0,
+            {},
+            ["smaller records", "about 20 like the 8 of this machine, here or on other machines with --data_service"],
+        ),
         (0, {"num_shards": 2, "num_streams": 2}, ["with 8 or more", "smaller records", "more cores"]),
-        (0, {"remote": True}, ["nearer"]),
+        (0, {"remote": True}, ["--cache keeps the 1.0 GB"]),
         (0, {"remote": True, "num_streams": 8}, ["with 16 or more", "nearer"]),
         (1, {}, ["smaller --shuffle_mib", "more cores"]),
         (2, {}, ["40,000 bytes an example", "more cores"]),

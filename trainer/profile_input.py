@@ -98,7 +98,7 @@ def circumstances(
             shuffle_mib=config.shuffle_mib,
         )
         shards, streams, size = len(split.filled), planned.num_streams, split.record_bytes * split.num_examples
-        remote = catalog.is_remote(dataset.directory)
+        remote = catalog.is_remote(dataset.directory) and config.cache == "none"
         if side and parse.crops(parse.select_fields(dataset.info, side)):
             side = math.ceil(side / augment.SIDE)
     return Circumstances(

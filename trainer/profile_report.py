@@ -12,7 +12,7 @@ from typing import Any
 # The rule of thumb: a pipeline at least this many times as fast as the model has room for evaluation, checkpoints,
 # other users of the machine and the next, faster model.
 ENOUGH = 2.0
-_MEGA = 1e6
+_MEGA, _GIGA = 1e6, 1e9
 # The last stage: the whole pipeline, handed to the devices.
 TRANSFER = "transfer"
 # Images up to this much larger than need be are not worth a rebuild.
@@ -61,7 +61,7 @@ class Circumstances:
     most_streams: in which they would be, were there enough of them.
     dataset_bytes: of all records of the split.
     memory_bytes: of this machine.
-    remote: the files are behind a network.
+    remote: the files are behind a network and not cached on this machine.
     image_size: side in pixels, as told to the run, or None.
     wanted_side: length in pixels of the shorter side that `image_size` makes use of, None without it.
     image_formats: how images are encoded, such as ("png",); () where none are.
@@ -167,8 +167,8 @@ def _about_read(profile: Profile) -> list[str]:
         )
     if facts.remote:
         lines.append(
-            f"read from nearer: {read.mb_per_sec:,.0f} MB/s come over the network; use a bucket in the region of the "
-            "machine, or a local disk"
+            f"read from nearer: {read.mb_per_sec:,.0f} MB/s come over the network; --cache keeps the "
+            f"{facts.dataset_bytes / _GIGA:,.1f} GB of the split on this machine, else use a bucket in its region"
         )
     else:
         lines.append(f"smaller records, or a faster disk: {read.mb_per_sec:,.0f} MB/s are read")
@@ -221,6 +221,7 @@ def _about_cores(profile: Profile) -> list[str]:
     needed = math.ceil(facts.cores * ENOUGH / profile.ratio)
     return [
         f"more cores: {ENOUGH:g} times the model's speed takes about {needed:,} like the {facts.cores} of this machine"
+        ", here or on other machines with --data_service"
     ]
 
 

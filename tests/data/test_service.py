@@ -1,5 +1,6 @@
 """tf.data service with real processes on loopback: the same batches, and an end to the run where a machine is lost."""
 
+import contextlib
 import gc
 import itertools
 import pathlib
@@ -66,11 +67,22 @@ def machines() -> Iterator[list[Machine]]:
 
 
 @pytest.fixture
-def mortal() -> Iterator[Machine]:
+def start() -> Iterator[Callable[..., Machine]]:
+    """Starts a machine that ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def started(port: int | None = None) -> Machine:
+            machine = Machine(port)
+            stack.callback(machine.end)
+            return machine.wait()
+
+        yield started
+
+
+@pytest.fixture
+def mortal(start: Callable[..., Machine]) -> Machine:
     """One, to be killed."""
-    machine = Machine().wait()
-    yield machine
-    machine.end()
+    return start()
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +144,7 @@ def watched(machines: list[Machine], on_lost: Callable[[str], None] = print, gra
     return service.watched([m.address for m in machines], on_lost, grace_secs=grace_secs, every_secs=0.05)
 
 
-def read_until_lost(machine: Machine, photos: pipeline.Dataset, grace_secs: float, by: int) -> str:
+def read_until_lost(start, machine: Machine, photos: pipeline.Dataset, grace_secs: float, by: int) -> str:
     """What is said of a machine that gets a signal while batches are read, which then wait for ever."""
     lost, said = threading.Event(), []
 
@@ -147,34 +159,32 @@ def read_until_lost(machine: Machine, photos: pipeline.Dataset, grace_secs: floa
         assert lost.wait(GUARD_SECS)
     # A run ends here and now. This process lives on, and has to delete the iterator.
     machine.process.send_signal(signal.SIGCONT)
-    revived = Machine(machine.port).wait() if by == signal.SIGKILL else machine
+    if by == signal.SIGKILL:
+        start(machine.port)
     del iterator
-    revived.end()
     (message,) = said
     return message
 
 
-def test_a_killed_machine_is_noticed(mortal, photos):
-    message = read_until_lost(mortal, photos, grace_secs=GUARD_SECS, by=signal.SIGKILL)
+def test_a_killed_machine_is_noticed(start, mortal, photos):
+    message = read_until_lost(start, mortal, photos, grace_secs=GUARD_SECS, by=signal.SIGKILL)
     assert re.search(rf"lost: 127.0.0.1:{mortal.port}: Connection refused.* last checkpoint", message)
 
 
-def test_a_silent_machine_has_its_time(mortal, photos, monkeypatch):
+def test_a_silent_machine_has_its_time(start, mortal, photos, monkeypatch):
     monkeypatch.setattr(service, "_PROBE_TIMEOUT_SECS", 0.1)
-    message = read_until_lost(mortal, photos, grace_secs=0.2, by=signal.SIGSTOP)
+    message = read_until_lost(start, mortal, photos, grace_secs=0.2, by=signal.SIGSTOP)
     assert f"lost: 127.0.0.1:{mortal.port}: timed out" in message
 
 
-def test_a_restarted_machine_has_forgotten_the_run(mortal, photos):
+def test_a_restarted_machine_has_forgotten_the_run(start, mortal, photos):
     iterator = iter(served([mortal], photos))
     next(iterator)
     mortal.end()
-    again = Machine(mortal.port).wait()
+    again = start(mortal.port)
     with pytest.raises(service.ServiceLostError, match="restarted, .*last checkpoint"), watched([again]):
         for _ in itertools.count():
             next(iterator)
-    del iterator
-    again.end()
 
 
 def test_who_does_not_answer_is_named(machines):
@@ -205,7 +215,7 @@ def test_mistakes_are_named():
         service.parse("grpc://a:1,a:1")
 
 
-def test_the_command_says_what_is_wrong(machines, capfd):
+def test_the_command_says_what_is_wrong(start, machines, capfd):
     for port in (machines[0].port, machines[0].port - 1):  # gRPC itself would share the port
         command = [sys.executable, "-m", "data.service", f"--port={port}"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GUARD_SECS)
@@ -214,7 +224,7 @@ def test_the_command_says_what_is_wrong(machines, capfd):
     assert service.main(["service", "--port=65535"]) == service.EXIT_USAGE
     assert service.main(["service", "5050"]) == service.EXIT_USAGE
     assert "Nothing but flags. Received: 5050" in capfd.readouterr().err
-    assert Machine().wait().end(signal.SIGTERM) == service.EXIT_OK
+    assert start().end(signal.SIGTERM) == service.EXIT_OK
 
 
 @pytest.mark.slow

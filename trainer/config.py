@@ -90,8 +90,8 @@ class Config:
         None, "number of classes; default: the dataset's own; at least that many", group="data", minimum=1
     )
     shuffle_mib: float = option(
-        256.0,
-        "memory for shuffling, MiB of serialized records over all hosts; more mixes better",
+        1024.0,
+        "memory for shuffling, MiB of serialized records over all hosts, at most one epoch; more mixes better",
         group="data",
         above=0,
     )

@@ -77,7 +77,8 @@ def test_other_data_is_refused(trainer: Trainer, uninterrupted: pathlib.Path, tm
     text = (run / "provenance.json").read_text()
     (run / "provenance.json").write_text(text.replace("1500 examples", "1400 examples"))
     done = trainer.run(f"--model_dir={run}", *FLAGS, code=78)
-    assert "1400 examples in 4 shards -> digits/1.0.0 train: 1500 examples in 4 shards" in done.stderr
+    assert "data: digits/1.0.0 train: 1400 examples in 4 shards" in done.stderr
+    assert "-> digits/1.0.0 train: 1500 examples in 4 shards" in done.stderr
 
 
 def test_checkpoint_of_another_model_is_refused(trainer: Trainer, uninterrupted: pathlib.Path) -> None:

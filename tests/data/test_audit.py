@@ -310,7 +310,10 @@ def test_a_process_prints_findings_only_and_ends_with_their_code(dataset):
     flip(12)(dataset / FILE)
     command = [sys.executable, "-m", "data.audit", str(dataset)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == audit.EXIT_DATA and not done.stderr
+    # TensorFlow 2.21 announces oneDNN past every log level.
+    announced = ("InitializeLog", "oneDNN custom operations")
+    said = [line for line in done.stderr.splitlines() if not any(words in line for words in announced)]
+    assert done.returncode == audit.EXIT_DATA and not said
     assert f"{FILE}, record {BAD_RECORD} at byte {offset}: " in done.stdout
     assert "1 findings: 1 data_crc" in done.stdout and "--write_quarantine" in done.stdout
 

@@ -122,6 +122,14 @@ def test_eval_takes_the_options_of_the_run(tmp_path: pathlib.Path) -> None:
     assert (other.train_steps, other.train_epochs) == (5, None)
 
 
+def test_eval_of_a_run_that_skips_records_needs_no_budget_told_again(tmp_path: pathlib.Path) -> None:
+    skip = ["--corrupt_records=skip", "--max_corrupt_records=3"]
+    trained = _resolve("--dataset=digits", f"--model_dir={tmp_path}", *skip)
+    (tmp_path / "config.json").write_text(config.to_json(trained))
+    for mode in ("eval", "export"):
+        assert _resolve(f"--mode={mode}", f"--model_dir={tmp_path}").corrupt_records == "skip"
+
+
 def test_help_tells_every_option_with_its_default() -> None:
     text = flags.help_text()
     for name, field in config.FIELDS.items():

@@ -41,8 +41,6 @@ def quieten_libraries() -> None:
     # C++ INFO and WARNING lines (CPU features, missing CUDA) say nothing a user of this program can act on.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # oneDNN's notice about rounding order would print on every start; its numerics are unchanged.
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     # google-auth 1.x, which cloud-tpu-client pins, uses interfaces that Python deprecates.
     warnings.filterwarnings("ignore", category=DeprecationWarning)

@@ -90,7 +90,8 @@ def _options_of_run(given: dict[str, Any]) -> dict[str, Any]:
         stored = config_lib.load(f"{given['model_dir']}/config.json")
     except ConfigError:
         return {}
-    keep = {n for n, f in config_lib.FIELDS.items() if f.metadata["changes_numbers"]} | {"data_dir"}
+    keep = {n for n, f in config_lib.FIELDS.items() if f.metadata["changes_numbers"]}
+    keep |= {"data_dir", "max_corrupt_records"}  # where the data is, and the budget without which skipping is refused
     # train_steps against train_epochs is a choice: the one given now replaces the one of the run.
     if given.keys() & {"train_steps", "train_epochs"}:
         keep -= {"train_steps", "train_epochs"}

@@ -164,7 +164,7 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
 def float_state(model: keras.Model) -> list[keras.Variable]:
     """State that steps update and no aggregation keeps alike: batch norm's statistics, not frozen weights."""
     found = [v for layer in layers(model) for v in layer._non_trainable_variables]
-    unique = {id(v): v for v in found if v.dtype.startswith(("float", "bfloat")) and v.aggregation == "none"}
+    unique = {id(v): v for v in found if keras.backend.is_float_dtype(v.dtype) and v.aggregation == "none"}
     return list(unique.values())
 
 

@@ -232,7 +232,7 @@ class Replicated:
         """Counters cannot be averaged, so they have to agree already; better an error than replica 0's view of it."""
         for variable in self.model.non_trainable_variables:
             copies = self.strategy.experimental_local_results(variable.value)
-            if variable.dtype.startswith("float") or variable.aggregation != "none" or len(copies) < 2:
+            if keras.backend.is_float_dtype(variable.dtype) or variable.aggregation != "none" or len(copies) < 2:
                 continue
             if any((copy.numpy() != copies[0].numpy()).any() for copy in copies[1:]):
                 raise ConfigError(

@@ -335,6 +335,11 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems.append(f"one kind of clipping at a time. Received: {', '.join(clips)}")
     if config.optimizer != "sgd" and config.momentum != FIELDS["momentum"].default:
         problems.append(f"momentum has no effect on {config.optimizer}; leave it out or use --optimizer=sgd")
+    if config.mode in ("eval", "export"):
+        supplies = {"cache": config.cache != "none", "data_service": config.data_service is not None}
+        problems += [
+            f"{name} supplies training only; leave it out of {config.mode}" for name, on in supplies.items() if on
+        ]
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")
     if config.corrupt_records == "skip" and not config.max_corrupt_records:

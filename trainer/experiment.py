@@ -148,6 +148,7 @@ class _Run:
                 f"there is no checkpoint to {self.config.mode}. Received: --model_dir={self.config.model_dir}. "
                 "Train first, or name the model_dir of a trained run"
             )
+        self.clock.start_is_over()
         if self.config.mode == "eval":
             metrics = self._evaluate()
             if self.devices.is_chief:

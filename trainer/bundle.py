@@ -47,12 +47,15 @@ def checksum(array: np.ndarray) -> int:
 
 
 def write(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a bundle; its directory must exist. Names are free, values of any dtype and shape TensorFlow has.
+    """Writes a bundle; its directory must exist. Values may be of any dtype and shape that TensorFlow has.
 
     Raises:
+        ValueError: a name is empty, on which TensorFlow would abort the process.
         tf.errors.OpError: what the file system said.
     """
     names = sorted(arrays)
+    if "" in names:
+        raise ValueError(f"an array needs a name. Received: {names}")
     with tf.device(local_device()):
         tf.raw_ops.SaveV2(
             prefix=prefix,

@@ -149,7 +149,7 @@ class CheckpointDir:
 
     def verify(self, marker: Marker, arrays: Arrays) -> None:
         """Raises DamagedError where the bundle of a marker does not hold the bytes of `arrays`."""
-        self._verify(f"{self.of(marker.step)}/{marker.bundle_name}", arrays)
+        self._as_damage(lambda: bundle.verify(f"{self.of(marker.step)}/{marker.bundle_name}", arrays))
 
     def of(self, step: int) -> str:
         """The directory of one checkpoint."""
@@ -167,8 +167,8 @@ class CheckpointDir:
         path, name = self.of(step), f"arrays-{secrets.token_hex(4)}"
         try:
             storage.make_directory(path)
-            bundle.write(f"{path}/{name}", arrays)
-            self._verify(f"{path}/{name}", arrays)
+            self._as_damage(lambda: bundle.write(f"{path}/{name}", arrays))  # on gs:// it renames what it uploaded
+            self._as_damage(lambda: bundle.verify(f"{path}/{name}", arrays))
             storage.sync([*(f"{path}/{file}" for file in storage.names(path) if file.startswith(name)), path])
         except Exception:
             # A full disk stays full while half a checkpoint lies on it.
@@ -216,12 +216,13 @@ class CheckpointDir:
                 raise DamagedError(f"{name} in {marker.bundle_name} does not match its checksum")
         return Saved(marker.step, arrays, marker.facts, path)
 
-    def _verify(self, prefix: str, arrays: Arrays) -> None:
+    def _as_damage(self, work: Callable[[], None]) -> None:
+        """Does work on a bundle; what should be there by then and is not, or is not whole, is DamagedError."""
         try:
-            bundle.verify(prefix, arrays)
+            work()
         except storage.FILE_ERRORS as error:
             if storage.fault(error) in (Fault.MISSING, Fault.UNREADABLE):
-                raise DamagedError(f"{prefix} cannot be read back: {storage.reason(error)}") from error
+                raise DamagedError(f"not kept as it was written: {storage.reason(error)}") from error
             raise
 
     def _whole_or_warn(self, step: int, work: Callable[[], _T], damaged: list[str]) -> _T | None:

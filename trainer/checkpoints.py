@@ -9,7 +9,6 @@ The store knows arrays by name and nothing of where they come from. Only the chi
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,7 +212,7 @@ class Checkpoints:
         self._dir.damaged.discard(step)
 
     def _require_directory(self) -> None:
-        if storage.is_local(self.directory) and self._was_there and not os.path.isdir(self.directory):
+        if self._was_there and storage.is_local(self.directory) and not storage.is_there(self.directory):
             raise FileNotFoundError(f"{self.directory} was removed while the run went on")
         storage.make_directory(self.directory)
         self._was_there = True
@@ -236,8 +235,8 @@ class Checkpoints:
     def _failure(self, step: int, arrays: dict, error: Exception) -> _Failure:
         kind = Fault.TRANSIENT if isinstance(error, DamagedError) else storage.fault(error)
         why = f"{kind.value}: {storage.reason(error)}"
-        if storage.is_local(self.directory) and not os.path.isdir(self.directory):
-            kind, why = Fault.MISSING, f"the directory is gone: {storage.reason(error)}"
+        if not storage.is_there(self.directory):
+            kind, why = Fault.MISSING, f"the directory or its bucket is gone: {storage.reason(error)}"
         elif kind is Fault.SPACE:
             free = f", {_mib(storage.free_bytes(self.directory))} MiB free" if storage.is_local(self.directory) else ""
             needed = _mib(sum(array.nbytes for array in arrays.values()))
@@ -271,8 +270,8 @@ class Checkpoints:
         """Those that can be best, best first; of equals the newer."""
         scored = []
         for marker in markers:
-            value = (marker.facts["metrics"] if marker.facts.get("metrics") else {}).get(self._best_metric, math.nan)
-            if not math.isnan(value):
+            value = (marker.facts.get("metrics") or {}).get(self._best_metric)
+            if value is not None and not math.isnan(value):
                 scored.append((self._sign * value, -marker.serial, marker))
         return [marker for _, _, marker in sorted(scored, key=lambda entry: entry[:2])]
 

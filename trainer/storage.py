@@ -8,6 +8,7 @@ import enum
 import errno
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,9 @@ FILE_ERRORS = (tf.errors.OpError, OSError)
 MISSING_ERRORS = (tf.errors.NotFoundError, FileNotFoundError, NotADirectoryError)
 
 
+_HTTP_CODE = re.compile(r"http response code (\d+)")
+
+
 class Fault(enum.Enum):
     """What a failed file operation means."""
 
@@ -37,9 +41,15 @@ class Fault(enum.Enum):
     TRANSIENT = "another try may succeed"
 
 
+# Whatever else a bucket answers says nothing of what it holds.
+_HTTP = {401: Fault.DENIED, 403: Fault.DENIED, 404: Fault.MISSING}
+
+
 def fault(error: BaseException) -> Fault:
     """Why a file operation failed, from what TensorFlow's file systems and Python really raise."""
     text = reason(error).lower()
+    if code := _HTTP_CODE.search(text):
+        return _HTTP.get(int(code[1]), Fault.TRANSIENT)
     if any(words in text for words in _NO_SPACE) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return Fault.SPACE
     if isinstance(error, _DENIED) or _READ_ONLY in text:
@@ -78,11 +88,27 @@ def is_local(path: str) -> bool:
     return "://" not in path
 
 
+def is_there(directory: str) -> bool:
+    """Whether a local directory, or the bucket of one on gs://, exists; true where that cannot be told."""
+    if is_local(directory):
+        return os.path.isdir(directory)
+    scheme, _, rest = directory.partition("://")
+    try:
+        return tf.io.gfile.exists(f"{scheme}://{rest.split('/')[0]}/")
+    except tf.errors.OpError:
+        return True
+
+
 def names(directory: str) -> list[str]:
     """What is in a directory, sorted; nothing where there is none."""
+    if is_local(directory):
+        return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     try:
         return sorted({name.rstrip("/") for name in tf.io.gfile.listdir(directory)} - {""})
     except tf.errors.NotFoundError:
+        # listdir first asks isdir, which takes a bucket that does not answer for no directory; exists passes errors on.
+        if tf.io.gfile.exists(directory):
+            raise tf.errors.UnavailableError(None, None, f"{directory} is there, but was not listed") from None
         return []
 
 

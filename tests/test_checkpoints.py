@@ -404,7 +404,9 @@ def test_a_defect_in_the_background_reaches_the_run(directory: str) -> None:
         checkpoints.wait()
 
 
-def test_killed_before_any_file_operation(local_workers: Workers, directory: str) -> None:
+def test_killed_before_any_file_operation(
+    local_workers: Workers, directory: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever is the last thing a save did, the checkpoint before is there, or the new one, bit for bit."""
     step = 1
     assert local_workers.call("save_and_die", directory, 0) == (0, "")
@@ -421,12 +423,13 @@ def test_killed_before_any_file_operation(local_workers: Workers, directory: str
             break
         assert code == KILLED, text
         step = saved.step
+    assert "damaged" not in caplog.text, "what has a marker was whole, always"
     assert operation >= 15, "too few operations were seen"
     assert seen == {"new", "before", "removing"}
     assert len(_steps(store(directory))) == 1, "all leftovers are gone"
 
 
-def test_killed_at_random_moments(local_workers: Workers, directory: str) -> None:
+def test_killed_at_random_moments(local_workers: Workers, directory: str, caplog: pytest.LogCaptureFixture) -> None:
     """Saving without end, each save of 8 MB."""
     step = 0
     for _ in range(15):
@@ -439,6 +442,7 @@ def test_killed_at_random_moments(local_workers: Workers, directory: str) -> Non
             step = saved.step
             assert_state(saved, step, size=200_000)
     assert step > 15
+    assert "damaged" not in caplog.text
 
 
 def test_beside_a_remote_worker_files_are_our_own(local_workers: Workers, tmp_path: pathlib.Path) -> None:

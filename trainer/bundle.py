@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 # Arrays read in one operation: on gs:// each costs several requests, and all that it reads is in memory at once.
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 8 << 20
 # What is compared at a time: as large as possible without the comparison's own arrays counting.
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -66,7 +66,7 @@ def write(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read(prefix: str, forms: Mapping[str, Form]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, array), holding no more than one array or 32 MiB at a time; arrays are read-only.
+    """Yields (name, array), holding no more than one array or 8 MiB at a time; arrays are read-only.
 
     Raises:
         DamagedError: an array is of another shape.
@@ -86,6 +86,7 @@ def read(prefix: str, forms: Mapping[str, Form]) -> Iterator[tuple[str, np.ndarr
             if tuple(array.shape) != forms[name].shape:
                 raise DamagedError(f"{name} has shape {array.shape} where {forms[name].shape} was written")
             yield name, array
+            del array  # before the next batch is read
 
 
 def verify(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -98,6 +99,7 @@ def verify(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
     for name, stored in read(prefix, {name: form(array) for name, array in arrays.items()}):
         if not _same_bytes(stored, arrays[name]):
             raise DamagedError(f"{name} reads back other bytes than were written")
+        del stored  # before the next is read
 
 
 def local_device() -> str:

@@ -130,6 +130,11 @@ class Checkpoints:
         if self._error is not None:
             raise self._error
 
+    @property
+    def saving(self) -> bool:
+        """Whether something is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def close(self) -> None:
         """Waits until nothing is being written, and raises nothing."""
         self._join()

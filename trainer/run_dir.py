@@ -1,4 +1,4 @@
-"""The directory of a run: `config.json`, `provenance.json`, `metrics.jsonl`. Local or gs://, through tf.io.gfile."""
+"""The directory of a run: the names of its files, `config.json`, `provenance.json`. Local or gs://, by tf.io.gfile."""
 
 import datetime
 import importlib.metadata
@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from trainer.errors import ConfigError
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
 METRICS = "metrics.jsonl"
+RECEIPT = "receipt.json"
 CHECKPOINTS = "checkpoints"
 EXPORT = "export"
 REPAIRED = "repaired"
@@ -84,25 +85,34 @@ class RunDir:
             missing, path = path, os.path.dirname(path)
         return missing
 
-    def start(self, config: config_lib.Config, provenance: Mapping[str, Any], *, step: int) -> None:
-        """Writes the config, adds this start to the provenance, and drops metrics of steps that will be done again."""
+    def start(self, config: config_lib.Config, provenance: Mapping[str, Any]) -> None:
+        """Writes the config and adds this start to the provenance."""
         tf.io.gfile.makedirs(self.path)
-        self._replace(CONFIG, config_lib.to_json(config))
+        self.replace(CONFIG, config_lib.to_json(config))
         starts = [*self._starts(), dict(provenance)]
-        self._replace(PROVENANCE, json.dumps({"starts": starts}, indent=2) + "\n")
-        if self._has(METRICS):
-            kept = [line for line in self._read(METRICS).splitlines() if _step_of(line, default=step + 1) <= step]
-            self._replace(METRICS, "".join(line + "\n" for line in kept))
+        self.replace(PROVENANCE, json.dumps({"starts": starts}, indent=2) + "\n")
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file of the run whole or not at all, and nothing else."""
+        """Writes a file of the run whole or not at all, and nothing else; makes the directory if need be."""
         tf.io.gfile.makedirs(self.path)
-        self._replace(name, text)
+        self.replace(name, text)
 
-    def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one line to `metrics.jsonl`: `{"step": ..., "<name>": ...}`."""
-        with tf.io.gfile.GFile(self.file(METRICS), "a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+    def replace(self, name: str, text: str) -> None:
+        """Writes a file of the run whole or not at all, into the directory as it is.
+
+        Raises:
+            OSError, tf.errors.OpError: the file system's; also where the directory was removed under the run, which
+                must not come back with one file in it as if nothing had happened.
+        """
+        if "://" in self.path:  # an object becomes visible whole, and a rename is a copy and a removal
+            self._write(name, text)
+            return
+        self._write(f"{name}.part", text)
+        tf.io.gfile.rename(self.file(f"{name}.part"), self.file(name), overwrite=True)
+
+    def read(self, name: str) -> str | None:
+        """The text of a file of the run; None where there is none."""
+        return self._read(name) if self._has(name) else None
 
     def _starts(self) -> list[dict[str, Any]]:
         return json.loads(self._read(PROVENANCE))["starts"] if self._has(PROVENANCE) else []
@@ -118,18 +128,30 @@ class RunDir:
         with tf.io.gfile.GFile(self.file(name), "w") as file:
             file.write(text)
 
-    def _replace(self, name: str, text: str) -> None:
-        """Writes a file whole or not at all."""
-        self._write(f"{name}.part", text)
-        tf.io.gfile.rename(self.file(f"{name}.part"), self.file(name), overwrite=True)
 
+def provenance(
+    argv: Sequence[str],
+    *,
+    devices: str,
+    data: str,
+    step: int,
+    secrets: Collection[str],
+    redact: Callable[[str], str],
+) -> dict[str, Any]:
+    """What produced this start of a run: command, code, packages, machine, devices, data.
 
-def provenance(argv: Sequence[str], *, devices: str, data: str, step: int) -> dict[str, Any]:
-    """What produced this start of a run: command, code, packages, machine, devices, data."""
+    Args:
+        argv: the command line.
+        devices: what the run is on.
+        data: what decides which record stands where.
+        step: that the run goes on from.
+        secrets: names of the options whose values are kept out of it.
+        redact: takes secrets out of all other words of the command line.
+    """
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "step": step,
-        "command": list(argv),
+        "command": [redact(word) for word in _without_values(argv, secrets)],
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),
@@ -140,12 +162,15 @@ def provenance(argv: Sequence[str], *, devices: str, data: str, step: int) -> di
     }
 
 
-def _step_of(line: str, default: int) -> int:
-    """The step of a metrics line; a line torn by a kill counts as `default`."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return default
+def _without_values(argv: Sequence[str], options: Collection[str]) -> list[str]:
+    """`argv` with `...` for the values of `options`, written as --name=value or --name value, with one dash or two."""
+    words, hide_next = [], False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("-") and name.lstrip("-") in options
+        words.append("..." if hide_next else f"{name}=..." if secret and equals else word)
+        hide_next = secret and not equals and not hide_next
+    return words
 
 
 def _version(package: str) -> str | None:

@@ -26,17 +26,12 @@ def start_up(
     return table(rows)
 
 
-def results(metrics: Mapping[str, float], seconds: Mapping[str, float], examples_per_sec: float | None) -> str:
-    """The table after training: metrics, throughput, where the time went."""
+def results(metrics: Mapping[str, float], examples_per_sec: float | None, account: Sequence[tuple[str, str]]) -> str:
+    """The table after training: metrics, throughput, and the account of its time (`Receipt.rows`)."""
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
     if examples_per_sec is not None:
         rows.append(("examples/s", f"{examples_per_sec:,.0f}"))
-    total = sum(seconds.values())
-    rows += [
-        (f"time, {part}", f"{value:8.1f} s {value / total:6.1%}") for part, value in seconds.items() if value >= 0.05
-    ]
-    rows.append(("time, total", f"{total:8.1f} s"))
-    return table(rows)
+    return table([*rows, *account])
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:

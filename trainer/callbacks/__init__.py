@@ -1,10 +1,44 @@
-"""Keras callbacks that watch a run. `on_train_batch_end` comes once a loop; `Progress` says how far the run is."""
+"""What watches a run. The train loop calls every `Callback` in order, between two loops of the devices."""
 
-from typing import Protocol
+import dataclasses
+from collections.abc import Mapping
 
 
-class Progress(Protocol):
-    """How far a run is: steps done, and the seconds its last loop waited for input."""
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One call of the train loop: steps `begin`, ..., `end` - 1.
 
-    step: int
+    Attributes:
+        seconds: of the whole call, by the monotonic clock.
+        input_wait_secs: seconds of these that were spent waiting for the next batch.
+        logs: metrics since their last reset: `loss`, `accuracy`, ..., `gradient_norm`.
+        learning_rate: of the last step.
+        first: whether it is this process' first, which holds the compilation.
+    """
+
+    begin: int
+    end: int
+    seconds: float
     input_wait_secs: float
+    logs: Mapping[str, float]
+    learning_rate: float
+    first: bool
+
+
+class Callback:
+    """Does nothing; a callback overrides what it wants to hear of."""
+
+    def on_loop_begin(self, step: int) -> None:
+        """The devices are about to do step `step`."""
+
+    def on_loop_end(self, loop: Loop) -> None:
+        """They are done with `loop`."""
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The model of `step` was evaluated."""
+
+    def on_rollback(self, step: int) -> None:
+        """The run went back to the checkpoint of `step` in this process; what came after it is void."""
+
+    def on_end(self) -> None:
+        """Nothing more will be called, be the run finished, stopped or failed."""

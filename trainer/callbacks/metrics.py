@@ -1,82 +1,88 @@
-"""Metrics of a run as `metrics.jsonl` and TensorBoard scalars."""
+"""`metrics.jsonl`: one JSON object a line, `{"step": 50, "train/loss": 0.43, ...}`."""
 
-import time
-from collections.abc import Callable, Mapping
+import json
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from trainer.callbacks import Progress
+from trainer.callbacks.buffered import Buffered, is_object_store
+from trainer.callbacks.records import Record
 
 
-class MetricsLog(keras.callbacks.Callback):
-    """Writes `train/<name>` where a report is due, `eval/<name>` after each evaluation.
-
-    A train record is the mean over the steps since the last one; the metrics are reset with it.
+class MetricsFile(Buffered):
+    """The sink that is `metrics.jsonl`.
 
     Args:
-        progress: says at which step the run is.
-        is_report: whether a record is due at a step.
-        global_batch_size: examples a step.
-        append: writes one record of `metrics.jsonl`; None on workers that do not write.
-        tensorboard_dir: where the scalars go; used only together with `append`.
+        path: of the file; local or gs://.
+        replace: writes the file whole or not at all.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        is_report: Callable[[int], bool],
-        *,
-        global_batch_size: int,
-        append: Callable[[int, Mapping[str, float]], None] | None,
-        tensorboard_dir: str,
-    ):
-        super().__init__()
-        self._progress, self._is_report = progress, is_report
-        self._global_batch_size, self._append = global_batch_size, append
-        self._writer = tf.summary.create_file_writer(tensorboard_dir) if append else None
-        self._begun = 0.0
-        self._seconds = 0.0
-        self._last_step = 0
+    def __init__(self, path: str, replace: Callable[[str], None]):
+        super().__init__("metrics.jsonl", path)
+        self._replace, self._appends = replace, not is_object_store(path)
+        self._pending: list[str] = []  # lines that are not durable yet
+        self._lines: list[str] | None = None  # of an object store: all durable ones, read once
+        self._torn = False
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Counts steps from where the run begins."""
-        self._last_step = self._progress.step
+    def drop_after(self, step: int) -> int:
+        """Drops the lines of later steps, and lines torn by a kill.
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Starts the clock of a loop."""
-        self._begun = time.monotonic()
+        Returns:
+            The highest step of any line that was there: an earlier start is known to have come that far.
+        """
+        lines = [*self._read(), *self._pending]
+        steps = [step_of(line) for line in lines]
+        kept = [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step]
+        if len(kept) != len(lines):
+            self._replace(_text(kept))
+            self._pending, self._torn = [], False
+            self._lines = None if self._appends else kept
+        return max((at for at in steps if at is not None), default=0)
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Writes a train record where one is due."""
-        self._seconds += time.monotonic() - self._begun
-        step = self._progress.step
-        if not self._is_report(step):
+    def _hold(self, record: Record) -> None:
+        values = {name: _valid(value) for name, value in record.values.items()}
+        self._pending.append(json.dumps({"step": record.step, **values}))
+
+    def _make_durable(self) -> None:
+        if not self._pending:
             return
-        values = {f"train/{name}": value for name, value in (logs or {}).items()}
-        values["train/learning_rate"] = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
-        values["train/examples_per_sec"] = (step - self._last_step) * self._global_batch_size / self._seconds
-        self._write(step, values)
-        self.model.reset_metrics()
-        self._last_step, self._seconds = step, 0.0
+        if self._appends and not self._torn:
+            self._torn = True  # until the file system says otherwise
+            with tf.io.gfile.GFile(self._path, "a") as file:
+                file.write(_text(self._pending))
+        else:
+            pending = set(self._pending)  # a failed try may have written some of them
+            lines = [line for line in self._read() if step_of(line) is not None and line not in pending]
+            lines += self._pending
+            self._replace(_text(lines))
+            self._lines = None if self._appends else lines
+        self._torn, self._pending = False, []
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Writes the record of an evaluation, if there was one."""
-        values = {f"eval/{n.removeprefix('val_')}": v for n, v in (logs or {}).items() if n.startswith("val_")}
-        if values:
-            self._write(self._progress.step, values)
+    def _read(self) -> list[str]:
+        if self._lines is not None:
+            return self._lines
+        if not tf.io.gfile.exists(self._path):
+            return []
+        with tf.io.gfile.GFile(self._path) as file:
+            return file.read().splitlines()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Flushes TensorBoard's file."""
-        if self._writer:
-            self._writer.close()
 
-    def _write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._append is None or self._writer is None:
-            return
-        self._append(step, values)
-        with self._writer.as_default(step):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
-        self._writer.flush()
+def step_of(line: str) -> int | None:
+    """The step of a line; None of one that was torn by a kill."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _valid(value: float) -> Any:
+    """JSON knows neither NaN nor infinity: text as in protobuf's JSON, which Python's float() reads back."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "".join(line + "\n" for line in lines)

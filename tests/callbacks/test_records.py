@@ -192,6 +192,20 @@ def test_a_full_disk_loses_no_record(tmp_path: pathlib.Path, caplog: pytest.LogC
     assert [at for at, _ in _scalars(board, "train/loss")] == list(range(1, 14))
 
 
+def test_one_sink_that_fails_does_not_keep_back_the_others(tmp_path: pathlib.Path) -> None:
+    def fail(text: str) -> None:
+        raise OSError("503")
+
+    board = events.Events(str(tmp_path))
+    board._next_flush = math.inf  # held back, as on an object store
+    sinks = [metrics.MetricsFile("/gcs/bucket/metrics.jsonl", fail), board]
+    log = records.Records(lambda step: True, sinks, global_batch_size=1, start_step=0)
+    log.on_loop_end(Loop(0, 1, 1.0, 0.0, {"loss": 1.0}, 0.1, first=True))
+    with pytest.raises(OSError, match="503"):
+        log.flush()
+    assert _scalars(tmp_path, "train/loss") == [(1, 1.0)]
+
+
 def test_a_bucket_that_is_slow_to_fail_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     now, tries = 0.0, []
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import tensorflow as tf
+
 from trainer.callbacks import Callback, Loop
 
 _MIB = 2**20
@@ -82,10 +84,16 @@ class Records(Callback):
         write them again.
 
         Raises:
-            OSError, tf.errors.OpError: a sink could not.
+            OSError, tf.errors.OpError: of the first sink that could not; the others were flushed all the same.
         """
+        errors: list[Exception] = []
         for sink in self._sinks:
-            sink.flush()
+            try:
+                sink.flush()
+            except (OSError, tf.errors.OpError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def on_end(self) -> None:
         """Closes the sinks."""

@@ -216,7 +216,7 @@ def test_callbacks_that_fail_do_not_end_the_heartbeat(tmp_path, acquire, caplog)
 
 @pytest.mark.parametrize(("locks", "rounds"), [("with locks", 60), ("without locks", 6)])
 def test_of_two_that_start_in_the_same_moment_one_remains(tmp_path, python, locks, rounds):
-    racers = [python(RACER, locks) for _ in range(2)]
+    racers = [python(RACER, locks, slow) for slow in (1, 0)]
     for racer in racers:
         racer.wait_for("ready")
     for turn in range(rounds):
@@ -251,13 +251,16 @@ time.sleep(1e6)
 
 # Takes the lease of each directory that it is told, at once, and says whether it got and kept it.
 RACER = """
-import contextlib, sys
+import contextlib, sys, time
 from trainer.errors import RetryError
 from trainer.watch import lease, status
 if sys.argv[1] == "without locks":  # as on gs:// and on some file systems of networks
     lease._SETTLE_SECS = 0.3
     status.StatusFile.locked = lambda self: contextlib.nullcontext(False)
     status._pid_namespace = lambda: ""  # nor can one see the process of the other
+    if sys.argv[2] == "1":  # reads first and writes last: the other must not be sure of itself by then
+        new_status = lease.new_status
+        lease.new_status = lambda found: (time.sleep(0.1), new_status(found))[1]
 print("ready")
 while directory := sys.stdin.readline().strip():
     held = None

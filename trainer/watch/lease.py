@@ -62,7 +62,12 @@ def acquire(
                 if found is not None and found.state == "running":
                     _log.warning("%s: taking over from a run that is dead (%s)", file.path, found.who)
                 settle_secs = 0.0 if alone else _SETTLE_SECS
-                return Lease(file, new_status(found), lease_secs, settle_secs, on_lost, on_trouble)
+                try:
+                    return Lease(file, new_status(found), lease_secs, settle_secs, on_lost, on_trouble)
+                except (
+                    tf.errors.NotFoundError
+                ) as error:  # where no lock holds, another one's .part took the place of ours
+                    raise RetryError(f"Another run began in {file.directory} at this moment. Run again.") from error
         if silent is not None:  # and then it was not, after all
             raise _in_use(file, found)
         silent = _await_silence(file, found, lease_secs)

@@ -90,8 +90,7 @@ def _watch(host: str, key: str, awaited: str, on_notice: Callable[[], None]) -> 
 
 
 def _ask(host: str, key: str, etag: str | None) -> tuple[str, str]:
-    """Value and ETag of a key: at once without an ETag, which Google's server always sends; else when it is another one,
-    or after _POLL_SECS.
+    """Value and ETag of a key: at once without an ETag, else when it is another one or after _POLL_SECS.
 
     Raises:
       OSError, HTTPException, ValueError: no answer, or one of no use.

@@ -27,7 +27,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.checkpoints import Checkpoints
+from trainer.checkpoints.store import Checkpoints
 
 MAX_STALL = 0.15  # of a blocking save
 MAX_COPIES = 1.25  # one, the array that is read back, and the slack of the allocator
@@ -117,9 +117,7 @@ def main() -> int:
     without_saves = memory.most
     figures: dict[str, list[dict]] = {"blocking": [], "background": []}
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        checkpoints = Checkpoints(
-            f"{directory}/checkpoints", keep=1, keep_best=0, best_metric="loss", best_goal="min", say=lambda text: None
-        )
+        checkpoints = Checkpoints(f"{directory}/checkpoints", keep=1, keep_best=0, best_metric="loss", best_goal="min")
         for number in range(2 * (1 + options.rounds)):
             kind = "background" if number % 2 else "blocking"
             figures[kind].append(_save(checkpoints, step, state, number, blocking=kind == "blocking"))

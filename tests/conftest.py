@@ -73,13 +73,12 @@ def metrics_of(model_dir: pathlib.Path) -> list[dict]:
     """Records of metrics.jsonl, without what depends on the clock."""
     lines = (model_dir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return [{k: v for k, v in record.items() if k != "train/examples_per_sec"} for record in records]
+    timed = {f"train/{name}" for name in ("examples_per_sec", "step_ms", "input_wait_ms", "host_memory_mib")}
+    return [{k: v for k, v in record.items() if k not in timed} for record in records]
 
 
 def state_of(model_dir: pathlib.Path) -> dict:
     """Every array of the newest checkpoint, by name."""
-    import tensorflow as tf
+    from trainer.checkpoints import store
 
-    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
-    names = [name for name in reader.get_variable_to_shape_map() if "CHECKPOINTABLE" not in name]
-    return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}
+    return dict(store.load(str(model_dir)).arrays)

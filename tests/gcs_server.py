@@ -10,7 +10,7 @@ A fault (JSON) hits requests whose method and path match its patterns, `times` t
     {"code": 503}                answers so
     {"drop": "request"}          takes half of the request's body and closes the connection
     {"drop": "response"}         does what is asked, sends half of the answer and closes the connection
-    {"lose": true}               answers an upload as if it had been kept
+    {"lose": true}               answers an upload or a copy as if it had been kept
     {"delay_secs": 0.1}          waits, then does what is asked
 """
 
@@ -61,9 +61,8 @@ class Api(http.server.BaseHTTPRequestHandler):
             if fault is not None and fault.code is not None:
                 raise StorageError(fault.code, "as asked for")
             code, headers, answer = self._answer(url.path, query, body)
-            if fault is not None and fault.lose and self.command == "PUT" and code == 200:
-                kept = json.loads(answer)
-                self.store.delete(kept["bucket"], kept["name"], {})
+            if fault is not None and fault.lose and code == 200:
+                self._lose(json.loads(answer))
         except StorageError as error:
             code, headers = error.code, {}
             answer = json.dumps({"error": {"code": error.code, "message": str(error)}}).encode()
@@ -178,6 +177,10 @@ class Api(http.server.BaseHTTPRequestHandler):
         if upload is not None and match is not None:
             del upload.data[int(match[1]) :]
             upload.data += body[: len(body) // 2 // _CHUNK * _CHUNK]
+
+    def _lose(self, answer: dict) -> None:
+        kept = answer.get("resource", answer)
+        self.store.delete(kept["bucket"], kept["name"], {})
 
     def _download(self, blob: Blob) -> tuple[int, dict[str, str], bytes]:
         headers = {"x-goog-generation": str(blob.generation)}

@@ -186,9 +186,11 @@ def make(case: Case, strategy: tf.distribute.Strategy) -> replicated.Replicated:
         )
 
 
-def batches(case: Case, strategy: tf.distribute.Strategy) -> Any:
-    """Digits in file order, for ever."""
+def batches(case: Case, strategy: tf.distribute.Strategy, *, bad_record: int | None = None) -> Any:
+    """Digits in file order, for ever; `bad_record` is NaN."""
     images, labels = digits()
+    if bad_record is not None:
+        images[bad_record] = np.nan
     x = {"top": images[:, :4], "bottom": images[:, 4:]} if case.model is TwoInputs.build else images
     share = GLOBAL_BATCH // strategy.num_replicas_in_sync
 
@@ -211,7 +213,7 @@ def train(name: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     iterator = batches(case, strategy)
     found: dict[str, np.ndarray] = {}
     for begin, end in case.loops or ONE_LOOP:
-        logs, _ = trained.run_train_loop(iterator, end - begin)
+        logs = trained.run_train_loop(iterator, end - begin).logs
     trained.check_integer_state()
     found |= {f"{name}/log/{key}": np.array(value) for key, value in logs.items()}
     for index, weight in enumerate(trained.model.get_weights()):
@@ -232,6 +234,40 @@ def batch_norm_oracle(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]
         f"oracle/{key}": np.stack([c.numpy() for c in strategy.experimental_local_results(variable.value)])
         for key, variable in (("mean", layer.moving_mean), ("variance", layer.moving_variance))
     }
+
+
+BAD_STEP, STEPS_OF_CALL = 7, 20
+# The record in the middle of the batch of BAD_STEP.
+BAD_RECORD = BAD_STEP * GLOBAL_BATCH + GLOBAL_BATCH // 2
+NOT_FINITE = ("adamw", "batch_norm", "xla_batch_norm", "own_train_step", "float16", "two_inputs", "dropout")
+
+
+def not_finite(name: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+    """State after a call in which BAD_STEP is not finite, and after a quiet one that ends there; and on behind it."""
+    case = Case(with_dropout, SGD) if name == "dropout" else CASES[name]
+    found: dict[str, np.ndarray] = {}
+    halted, quiet = make(case, strategy), make(case, strategy)
+    for kind, trained, record, steps in (
+        ("halted", halted, BAD_RECORD, STEPS_OF_CALL),
+        ("quiet", quiet, None, BAD_STEP),
+    ):
+        done = trained.run_train_loop(batches(case, strategy, bad_record=record), steps)
+        found |= {f"{name}/{kind}/{key}": array for key, array in trained.state().items()}
+        found |= {f"{name}/{kind}/log/{key}": np.array(value) for key, value in done.logs.items()}
+        found[f"{name}/{kind}/at"] = np.array(-1 if done.halted_at is None else done.halted_at)
+    halted.pass_over(BAD_STEP, BAD_STEP + 1)
+    done = halted.run_train_loop(batches(case, strategy), STEPS_OF_CALL)
+    found[f"{name}/behind/at"] = np.array(-1 if done.halted_at is None else done.halted_at)
+    found[f"{name}/behind/loss"] = np.array(next(iter(done.logs.values())))
+    found[f"{name}/behind/iterations"] = np.array(int(halted.model.optimizer.iterations.numpy()))
+    return found
+
+
+def with_dropout() -> keras.Model:
+    """Random state has to stand still with the rest."""
+    image = keras.Input((8, 8))
+    x = keras.layers.Dropout(0.5)(keras.layers.Flatten()(image))
+    return keras.Model(image, keras.layers.Dense(10)(x))
 
 
 def _only_batch_norm() -> keras.Model:
@@ -270,18 +306,16 @@ def masks(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
         case = Case(DropoutSum, SGD, xla=xla)
         trained = make(case, strategy)
         iterator = batches(case, strategy)
-        saved: dict[str, np.ndarray] = {}
 
         def step(trained: replicated.Replicated = trained, iterator: Any = iterator) -> np.ndarray:
             trained.model.reset_metrics()
-            logs, _ = trained.run_train_loop(iterator, 1)
+            logs = trained.run_train_loop(iterator, 1).logs
             return np.array([logs[f"mask_{bit}"] for bit in range(16)])
 
         drawn = [step()]
-        saved = {key: variable.numpy() for key, variable in trained.variables().items()}
+        saved = trained.state()
         drawn += [step(), step()]
-        for key, variable in trained.variables().items():
-            variable.assign(saved[key])
+        trained.load_state(saved)
         drawn += [step(), step()]
         found["masks/xla" if xla else "masks/plain"] = np.stack(drawn)
     return found
@@ -296,7 +330,10 @@ def main() -> None:
     found: dict[str, np.ndarray] = {}
     for name in sys.argv[3:] or CASES:
         found |= train(name, strategy)
-    found |= batch_norm_oracle(strategy) | masks(strategy)
+    if not sys.argv[3:]:
+        found |= batch_norm_oracle(strategy) | masks(strategy)
+        for name in NOT_FINITE:
+            found |= not_finite(name, strategy)
     np.savez(path, **found)
 
 

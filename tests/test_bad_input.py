@@ -69,7 +69,11 @@ def test_mistakes_are_found_without_tensorflow(trainer: Trainer, tmp_path: pathl
 def test_missing_tensorflow_names_the_extra(tmp_path: pathlib.Path, digits_dir: pathlib.Path) -> None:
     import subprocess
 
-    hide = "import sys; sys.modules['tensorflow'] = None; from trainer import main; "
-    hide += f"main.main(['t', '--dataset=digits', '--data_dir={digits_dir}', '--model_dir={tmp_path}/r'])"
+    hide = (
+        "import sys; sys.modules['tensorflow'] = None; from trainer import main; from trainer.watch import stopping; "
+    )
+    hide += (
+        f"main.main(['t', '--dataset=digits', '--data_dir={digits_dir}', '--model_dir={tmp_path}/r'], stopping.Stops())"
+    )
     done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60)
     assert "TensorFlow is not installed. Run: pip install '.[cpu]'" in done.stderr

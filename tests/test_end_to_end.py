@@ -56,7 +56,7 @@ def test_a_run_leaves_what_it_promises(one_replica: tuple[pathlib.Path, str]) ->
         "128 = 1 x 128",
         "eval accuracy",
         "examples/s",
-        "time, compile",
+        "time, compiling",
     ):
         assert (text in console) != (text == "2 virtual")
     assert list((model_dir / "tensorboard").glob("events.*"))
@@ -71,7 +71,7 @@ def test_tensorboard_holds_the_same_scalars(one_replica: tuple[pathlib.Path, str
     for record in tf.data.TFRecordDataset(str(path)):
         event = tf.compat.v1.Event.FromString(record.numpy())
         for value in event.summary.value:
-            found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
+            found[event.step, value.tag] = value.simple_value
     expected = {(r["step"], k): v for r in metrics_of(model_dir) for k, v in r.items() if k != "step"}
     assert {key: found[key] for key in expected} == pytest.approx(expected)
 
@@ -96,7 +96,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(
 ) -> None:
     process = trainer.start(f"--model_dir={tmp_path}", *PLAIN, "--replicas=2")
     assert process.stdout is not None
-    next(line for line in process.stdout if line.startswith("Epoch 2/3"))
+    next(line for line in process.stdout if line.startswith("step 40/60  eval"))
     process.kill()
     process.communicate()
     done = trainer.run(f"--model_dir={tmp_path}", *PLAIN, "--replicas=4")
@@ -162,14 +162,17 @@ def _restored(model_dir: pathlib.Path, spec):
     import keras
     import tensorflow as tf
 
-    from trainer import checkpoints, config, models, optimizers, replicated, tasks
+    from trainer import config, models, optimizers, replicated, tasks
+    from trainer.checkpoints import store
 
     keras.utils.clear_session()  # names of layers are numbered in each process
     model = models.find("cnn", {"batch_norm": False, "dropout": 0.0}).build(spec)
     model.compile(optimizers.build(config.Config(), 60), tasks.loss(spec), weighted_metrics=tasks.metrics(spec))
     batch_spec = (keras.KerasTensor((1, 8, 8, 1), "uint8"), keras.KerasTensor((1,), "int32"))
     trained = replicated.Replicated(model, tf.distribute.get_strategy(), batch_spec)
-    assert checkpoints.Checkpoints(str(model_dir / "checkpoints"), trained.variables()).restore() == 60
+    saved = store.load(str(model_dir))
+    assert saved.step == 60
+    trained.restore(saved.arrays, saved.path)
     return model
 
 

@@ -1,7 +1,5 @@
 """Batch and step arithmetic."""
 
-import itertools
-
 import pytest
 
 from trainer import plan
@@ -48,24 +46,28 @@ def test_a_mode_needs_only_the_splits_it_reads() -> None:
 @pytest.mark.parametrize("steps_per_loop", [1, 7, 50, 1000])
 def test_every_interval_lands_on_its_exact_step(start: int, steps_per_loop: int) -> None:
     made = _plan(
-        train_steps=60, eval_every_steps=25, checkpoint_every_steps=9, log_every_steps=10, steps_per_loop=steps_per_loop
+        train_steps=60, eval_every_steps=25, checkpoint_every_steps=9, log_every_steps=10, profile_steps="30,33"
     )
-    segments = made.segments(start)
-    loops = list(itertools.chain(*segments))
+    loops = []
+    while start < 60:
+        loops.append((start, made.loop_end(start, steps_per_loop)))
+        start = loops[-1][1]
     steps = [step for begin, end in loops for step in range(begin, end)]
-    assert steps == list(range(start, 60)), "each step once, in order"
+    assert steps == list(range(steps[0], 60) if steps else []), "each step once, in order"
     ends = {end for _, end in loops}
-    due = {step for step in range(start + 1, 61) if made.is_report(step) or made.is_checkpoint(step)}
-    assert due <= ends
-    assert [segment[-1][1] for segment in segments] == [s for s in (25, 50, 60) if s > start]
+    due = {
+        step for step in range(loops[0][0] + 1 if loops else 61, 61) if made.is_report(step) or made.is_checkpoint(step)
+    }
+    assert due | ({30, 33} & set(steps)) - {loops[0][0] if loops else None} <= ends
     assert all(end - begin <= steps_per_loop for begin, end in loops)
-    assert not loops or loops[0][1] - loops[0][0] == 1, "the first loop holds the compilation and one step"
 
 
-def test_a_checkpoint_is_always_reported() -> None:
-    made = _plan(train_steps=60, eval_every_steps=25, checkpoint_every_steps=9, log_every_steps=10)
-    assert all(made.is_report(step) for step in range(1, 61) if made.is_checkpoint(step))
-    assert made.is_checkpoint(60)
+def test_the_report_before() -> None:
+    made = _plan(train_steps=60, eval_every_steps=25, log_every_steps=10)
+    reports = [0, *(step for step in range(1, 61) if made.is_report(step))]
+    assert reports == [0, 10, 20, 25, 30, 40, 50, 60]
+    assert [made.last_report(step) for step in reports[1:]] == reports[:-1]
+    assert made.last_report(27) == 25
 
 
 @pytest.mark.parametrize("examples", [1, 127, 128, 129, 1000])

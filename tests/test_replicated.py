@@ -118,3 +118,30 @@ def test_replicas_drop_out_different_units(trained: dict, kind: str, num_replica
 def test_restored_random_state_draws_what_would_have_been_drawn(trained: dict, kind: str, num_replicas: int) -> None:
     sums = trained[num_replicas][f"masks/{kind}"]  # steps 1, 2, 3 and, from the state after 1, again 2 and 3
     np.testing.assert_array_equal(sums[3:5], sums[1:3])
+
+
+@pytest.mark.parametrize("name", replicas_worker.NOT_FINITE)
+@pytest.mark.parametrize("num_replicas", REPLICAS)
+def test_a_step_that_is_not_finite_changes_nothing(trained: dict, name: str, num_replicas: int) -> None:
+    found = trained[num_replicas]
+    assert int(found[f"{name}/halted/at"]) == replicas_worker.BAD_STEP
+    assert int(found[f"{name}/quiet/at"]) == -1
+    quiet, halted = (
+        _case({k: a for k, a in found.items() if "/at" not in k}, name, kind) for kind in ("quiet", "halted")
+    )
+    quiet, halted = ({k.split("/", 1)[1]: a for k, a in each.items()} for each in (quiet, halted))
+    assert quiet.keys() == halted.keys()
+    for key, array in quiet.items():
+        np.testing.assert_array_equal(halted[key], array, err_msg=key)
+
+
+@pytest.mark.parametrize("name", replicas_worker.NOT_FINITE)
+@pytest.mark.parametrize("num_replicas", REPLICAS)
+def test_training_goes_on_behind_it(trained: dict, name: str, num_replicas: int) -> None:
+    found = trained[num_replicas]
+    assert int(found[f"{name}/behind/at"]) == -1
+    assert np.isfinite(found[f"{name}/behind/loss"])
+    # float16 may leave out steps of its own while it looks for a scale.
+    if name != "float16":
+        steps = replicas_worker.BAD_STEP + 1 + replicas_worker.STEPS_OF_CALL
+        assert int(found[f"{name}/behind/iterations"]) == steps

@@ -47,8 +47,8 @@ def test_killed_run_ends_with_the_same_bits(
     trainer: Trainer, uninterrupted: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     _kill_at(trainer, tmp_path, "dataset")  # before its first step
-    _kill_at(trainer, tmp_path, "Epoch 3/10")
-    _kill_at(trainer, tmp_path, "Epoch 4/")
+    _kill_at(trainer, tmp_path, "step 48/240  eval")
+    _kill_at(trainer, tmp_path, "step 96/240  eval")
     done = trainer.run(f"--model_dir={tmp_path}", *FLAGS)
     assert "-> 240," in done.stdout, "it went on instead of starting again"
     state, expected = state_of(tmp_path), state_of(uninterrupted)
@@ -58,9 +58,11 @@ def test_killed_run_ends_with_the_same_bits(
     assert metrics_of(tmp_path) == metrics_of(uninterrupted), "each record once, with the same values"
 
 
-def test_only_the_newest_checkpoints_are_kept(uninterrupted: pathlib.Path) -> None:
-    steps = sorted(int(path.stem.split("-")[1]) for path in (uninterrupted / "checkpoints").glob("checkpoint-*.index"))
-    assert steps == [231, 238, 240]
+def test_the_newest_and_the_best_checkpoints_are_kept(uninterrupted: pathlib.Path) -> None:
+    evaluated = {r["step"]: r["eval/loss"] for r in metrics_of(uninterrupted) if "eval/loss" in r}
+    best = min(evaluated, key=lambda step: evaluated[step])
+    steps = {int(path.name) for path in (uninterrupted / "checkpoints").iterdir()}
+    assert steps == {231, 238, 240, best}
 
 
 def test_other_options_are_refused_with_a_diff(trainer: Trainer, uninterrupted: pathlib.Path) -> None:

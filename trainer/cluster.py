@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -50,6 +51,28 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this process writes what is written once: checkpoints, logs, exports."""
         return self.worker_index == 0
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """Sums over all workers what each of them says; all call it together, with as many values."""
+        if self.num_workers == 1:
+            return list(values)
+        import tensorflow as tf
+
+        summed = self._sum(tf.constant(values, tf.int64)).numpy()  # [values], over all replicas
+        return [int(value) * self.num_workers // self.num_replicas for value in summed]
+
+    @functools.cached_property
+    def _sum(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        import tensorflow as tf
+
+        def sum_of_replica(values: tf.Tensor) -> tf.Tensor:
+            on_device = tf.identity(values)  # what is to be reduced has to lie on a device of the replica
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, on_device)
+
+        def sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
+            return self.strategy.experimental_local_results(self.strategy.run(sum_of_replica, args=(values,)))[0]
+
+        return tf.function(sum_over_replicas, autograph=False)
 
 
 def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:
@@ -287,11 +310,48 @@ _FAILURES: tuple[tuple[str, type[TrainerError], str], ...] = (
     ("RegisterTask", RetryError, "not every worker came within --connect_timeout_secs. Start them all and run again"),
     ("Could not start gRPC server", RetryError, "the port of this worker is in use. Wait for the other run's end"),
 )
+# In messages of gRPC and of TensorFlow's collectives and coordination service when a process at the other end is gone.
+_SIGNS_OF_LOSS = (
+    "Socket closed",
+    "Connection reset",
+    "Broken pipe",
+    "failed to connect",
+    "unreachable",
+    "heartbeat",
+    "recvmsg",
+    "preempted",
+)
 _NODE_STATES = {
     "CREATING": "Wait until it is READY and run again",
     "PREEMPTED": "It was taken away: delete it, create it again and run again",
     "STOPPED": "Start it and run again",
 }
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turns TensorFlow's errors about what was there and is lost into a RetryError: a worker, a peer, the storage.
+
+    Raises:
+        RetryError: see there.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
+        raise RetryError(_lost(error)) from error
+    except (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.CancelledError) as error:
+        if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
+            raise
+        raise RetryError(_lost(error)) from error
+
+
+def _lost(error: BaseException) -> str:
+    return (
+        "lost the connection to a worker, a TPU or the storage. The same command goes on from the last checkpoint. "
+        f"TensorFlow says: {_first_line(error)}"
+    )
 
 
 @contextlib.contextmanager

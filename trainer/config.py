@@ -1,8 +1,7 @@
-"""Every option of a run, once: type, default, help with its unit, limits, and whether it changes the numbers.
+"""What a run is: a checked, frozen `Config` of the options of `options.py`, from files, flags and JSON.
 
-`Config` is what a run is. It is made in one place, `merge`, from layers of plain values (file below flags), checked as
-a whole, and never changed afterwards. Flags (`flags.py`) and files are generated from and read against its fields.
-This module knows neither TensorFlow nor hardware; what depends on those is `plan.py`.
+It is made in one place, `merge`, from layers of plain values (file below flags), checked as a whole, and never changed
+afterwards. This module knows neither TensorFlow nor hardware; what depends on those is `plan.py`.
 """
 
 import dataclasses
@@ -13,211 +12,17 @@ import pathlib
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.options import FIELDS, Config
+from trainer.redact import check_alert_url
+
+__all__ = ["FIELDS", "Config"]
 
 TPU_OF_THIS_ENVIRONMENT = "auto"
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    choices: Sequence[str] = (),
-    minimum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    changes_numbers: bool = True,
-) -> Any:
-    """A field of `Config`; limits hold where the value is not None, `changes_numbers` guards resuming."""
-    metadata = {
-        "help": help,
-        "group": group,
-        "choices": tuple(choices),
-        "minimum": minimum,
-        "above": above,
-        "below": below,
-        "changes_numbers": changes_numbers,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """All options of a run; `None` means "worked out from the data or the hardware", as the help says."""
-
-    mode: str = option(
-        "train_and_eval",
-        "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir; "
-        "profile_input measures the input of a training run of the same options, and trains nothing",
-        group="run",
-        choices=("train_and_eval", "train", "eval", "export", "profile_input"),
-        changes_numbers=False,
-    )
-    model_dir: str = option(
-        "", "directory of this run: config, checkpoints, logs, export", group="run", changes_numbers=False
-    )
-    seed: int = option(0, "seed of initial weights, data order and dropout", group="run", minimum=0, below=2**31)
-    allow_config_change: bool = option(
-        False,
-        "resume although options that change the numbers differ from those model_dir was trained with",
-        group="run",
-        changes_numbers=False,
-    )
-
-    dataset: str = option(
-        "",
-        "dataset in TensorFlow Datasets' format: a name in data_dir, or a directory; for measuring without reading "
-        "files: synthetic (images of image_size, num_classes), or synthetic:NAME, of the shapes of NAME",
-        group="data",
-    )
-    data_dir: str | None = option(
-        None,
-        "where datasets are; default: TFDS_DATA_DIR, else ~/tensorflow_datasets",
-        group="data",
-        changes_numbers=False,
-    )
-    train_split: str = option("train", "split to train on", group="data")
-    eval_split: str = option("test", "split to evaluate on", group="data")
-    image_size: int | None = option(
-        None, "height and width of images, in pixels; default: the dataset's own", group="data", minimum=1
-    )
-    num_classes: int | None = option(
-        None, "number of classes; default: the dataset's own; at least that many", group="data", minimum=1
-    )
-    shuffle_mib: float = option(
-        1024.0,
-        "memory for shuffling, MiB of serialized records over all hosts, at most one epoch; more mixes better",
-        group="data",
-        above=0,
-    )
-    corrupt_records: str = option(
-        "stop",
-        "what to do about records that cannot be read: stop, or skip those that the audit finds",
-        group="data",
-        choices=("stop", "skip"),
-    )
-    max_corrupt_records: int = option(
-        0, "records that may be skipped; more of them are an error", group="data", minimum=0, changes_numbers=False
-    )
-
-    data_service: str | None = option(
-        None,
-        "machines that parse, decode and crop: grpc://host:port[,host:port...], each running `python -m data.service`; "
-        "the order stays the same",
-        group="data",
-        changes_numbers=False,
-    )
-    cache: str = option(
-        "none",
-        "copy the training shards before training: to the disk of cache_dir, or to memory of this process",
-        group="data",
-        choices=("none", "memory", "disk"),
-        changes_numbers=False,
-    )
-    cache_dir: str | None = option(
-        None, "where cache=disk keeps copies, for later runs too", group="data", changes_numbers=False
-    )
-
-    model: str = option(
-        "cnn",
-        "model: a file of trainer/models, applications/<Name> of Keras, or package.module of your own",
-        group="model",
-    )
-    model_options: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict,
-        metadata={
-            "help": "options of the model as TOML, such as 'units=[128, 64], dropout=0.1'; see the model's Options",
-            "group": "model",
-            "choices": (),
-            "minimum": None,
-            "above": None,
-            "below": None,
-            "changes_numbers": True,
-        },
-    )
-    precision: str = option(
-        "float32",
-        "dtype policy; weights, logits and loss stay float32",
-        group="model",
-        choices=("float32", "mixed_bfloat16", "mixed_float16"),
-    )
-
-    global_batch_size: int = option(128, "examples a step, over all replicas", group="training", minimum=1)
-    train_steps: int | None = option(None, "steps to train; or give train_epochs", group="training", minimum=1)
-    train_epochs: float | None = option(
-        None,
-        "epochs to train, rounded up to whole steps; default 10 where train_steps is not given",
-        group="training",
-        above=0,
-    )
-    eval_every_steps: int | None = option(
-        None, "steps between evaluations; default: one epoch", group="training", minimum=1, changes_numbers=False
-    )
-    checkpoint_every_steps: int | None = option(
-        None, "steps between checkpoints; default: eval_every_steps", group="training", minimum=1, changes_numbers=False
-    )
-    keep_checkpoints: int = option(3, "newest checkpoints to keep", group="training", minimum=1, changes_numbers=False)
-    log_every_steps: int = option(
-        50, "steps between records in metrics.jsonl and TensorBoard", group="training", minimum=1, changes_numbers=False
-    )
-
-    optimizer: str = option("adamw", "optimizer", group="optimizer", choices=("sgd", "adamw"))
-    learning_rate: float = option(1e-3, "peak learning rate, after warm-up", group="optimizer", above=0)
-    warmup_steps: int = option(
-        0, "steps of linear warm-up from 0, before the cosine decay to 0", group="optimizer", minimum=0
-    )
-    momentum: float = option(0.9, "momentum of sgd", group="optimizer", minimum=0, below=1)
-    weight_decay: float = option(
-        0.0,
-        "decoupled weight decay, multiplied by the learning rate; not on biases and norms",
-        group="optimizer",
-        minimum=0,
-    )
-    clipnorm: float | None = option(None, "clip each gradient to this norm", group="optimizer", above=0)
-    global_clipnorm: float | None = option(None, "clip all gradients to this joint norm", group="optimizer", above=0)
-    clipvalue: float | None = option(None, "clip gradient entries to +-this value", group="optimizer", above=0)
-
-    tpu: str | None = option(
-        None,
-        "TPU to use: local, a name, grpc://host:port; bare --tpu: the TPU of this environment; "
-        "without it all GPUs, else the CPU",
-        group="hardware",
-        changes_numbers=False,
-    )
-    tpu_zone: str | None = option(None, "zone of the named TPU", group="hardware", changes_numbers=False)
-    tpu_project: str | None = option(None, "project of the named TPU", group="hardware", changes_numbers=False)
-    replicas: int | None = option(
-        None,
-        "GPUs to use, or virtual CPU devices; default: all GPUs, else one CPU device",
-        group="hardware",
-        minimum=1,
-        changes_numbers=False,
-    )
-    connect_timeout_secs: float = option(
-        300.0, "seconds to wait for a TPU or for other workers", group="hardware", above=0, changes_numbers=False
-    )
-    xla: str = option(
-        "auto",
-        "compile with XLA on CPU and GPU (a TPU always does); auto: on for GPUs, off on CPU",
-        group="hardware",
-        choices=("auto", "on", "off"),
-        changes_numbers=False,
-    )
-    steps_per_loop: int = option(
-        50,
-        "steps the devices run between two looks of the host; no result depends on it",
-        group="hardware",
-        minimum=1,
-        changes_numbers=False,
-    )
-
-
-FIELDS: Mapping[str, dataclasses.Field] = types.MappingProxyType({f.name: f for f in dataclasses.fields(Config)})
 _TYPES = typing.get_type_hints(Config)
 
 
@@ -255,6 +60,18 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     """`; did you mean 'x'?` with the closest known name, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def profile_range(text: str) -> tuple[int, int]:
+    """(A, B) of `profile_steps`.
+
+    Raises:
+        ValueError: anything but two steps, the second one later.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts) and int(parts[0]) < int(parts[1]):
+        return int(parts[0]), int(parts[1])
+    raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
 
 
 def type_name(name: str) -> str:
@@ -340,6 +157,7 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems += [
             f"{name} supplies training only; leave it out of {config.mode}" for name, on in supplies.items() if on
         ]
+    problems += _problems_of_checkpoints(config)
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")
     if config.corrupt_records == "skip" and not config.max_corrupt_records:
@@ -348,11 +166,30 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems += [f"{n} has no effect without tpu" for n in ("tpu_zone", "tpu_project") if getattr(config, n)]
     elif config.replicas is not None:
         problems.append(f"a TPU slice has the replicas it has; leave out replicas. Received: {config.replicas}")
+    for value, check in ((config.profile_steps, profile_range), (config.alert_url, check_alert_url)):
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            problems.append(str(error))
     if config.tpu == "":
         problems.append("tpu is empty; write --tpu alone for the TPU of this environment, or leave it out")
     if config.tpu is not None and config.xla != "auto":
         problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
     return problems + _problems_of_reading(config) + _problem_of_model_name(config.model)
+
+
+def _problems_of_checkpoints(config: Config) -> list[str]:
+    problems = []
+    if config.checkpoint != "newest" and config.mode not in ("eval", "export"):
+        problems.append(f"checkpoint={config.checkpoint} is for eval and export; {config.mode} goes on from the newest")
+    if config.init_fresh and config.init_from is None:
+        problems.append("init_fresh has no effect without init_from")
+    if not config.keep_best_checkpoints and config.best_metric != FIELDS["best_metric"].default:
+        problems.append("best_metric has no effect with keep_best_checkpoints=0")
+    if config.on_nonfinite == "stop" and config.max_nonfinite != FIELDS["max_nonfinite"].default:
+        problems.append("max_nonfinite has no effect with on_nonfinite=stop")
+    return problems
 
 
 def _problems_of_reading(config: Config) -> list[str]:
@@ -415,8 +252,10 @@ def load(path: str) -> dict[str, Any]:
 
 
 def to_json(config: Config) -> str:
-    """All options as JSON that `load` and `merge` read back to an equal `Config`."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+    """All options as JSON that `load` and `merge` read back to an equal `Config`, but for what is secret."""
+    values = dataclasses.asdict(config)
+    values |= {name: None for name, field in FIELDS.items() if field.metadata["secret"]}
+    return json.dumps(values, indent=2) + "\n"
 
 
 def differences(old: Mapping[str, Any], new: Config) -> list[str]:

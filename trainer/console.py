@@ -27,11 +27,22 @@ def start_up(
 
 
 def results(metrics: Mapping[str, float], examples_per_sec: float | None, account: Sequence[tuple[str, str]]) -> str:
-    """The table after training: metrics, throughput, and the account of its time (`Receipt.rows`)."""
+    """The table after training: metrics, throughput, and the account of its time (`Receipt.rows`, `account`)."""
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
     if examples_per_sec is not None:
         rows.append(("examples/s", f"{examples_per_sec:,.0f}"))
     return table([*rows, *account])
+
+
+def account(seconds: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Where the time of one process went, for `results`."""
+    total = sum(seconds.values())
+    rows = [
+        (f"time, {part.replace('_', ' ')}", f"{value:8.1f} s {value / total:6.1%}")
+        for part, value in seconds.items()
+        if value >= 0.05
+    ]
+    return [*rows, ("time, total", f"{total:8.1f} s")]
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:

@@ -8,9 +8,9 @@ import contextlib
 import dataclasses
 import functools
 import json
-import sys
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -18,40 +18,58 @@ import tensorflow as tf
 from data import catalog, stages
 from data.spec import Array
 from trainer import (
-    checkpoints,
     cluster,
     console,
     export,
+    guard,
     hardware,
     inputs,
+    internals,
+    logs,
     models,
     optimizers,
     plan,
+    postmortem,
     profile_input,
     profile_picture,
     profile_report,
     replicated,
     run_dir,
+    storage,
     supply,
     tasks,
+    training,
 )
-from trainer.callbacks.checkpoint import SaveCheckpoint
+from trainer.callbacks import Callback
 from trainer.callbacks.clock import Clock, LoopClock
-from trainer.callbacks.metrics import MetricsLog
-from trainer.config import FIELDS, Config
+from trainer.callbacks.events import Events
+from trainer.callbacks.lines import Lines
+from trainer.callbacks.metrics import MetricsFile
+from trainer.callbacks.profile import Profile
+from trainer.callbacks.records import Record, Records, Sink
+from trainer.callbacks.slow_input import SlowInput
+from trainer.checkpoints import store, weights
+from trainer.config import FIELDS, Config, differences, nearest
 from trainer.errors import ConfigError
+from trainer.redact import redact
+from trainer.watch import status
+from trainer.watch.stopping import Stops
 
 # Options that say nothing once a model brings its own optimizer.
 OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["group"] == "optimizer"]
+_SECRETS = [name for name, field in FIELDS.items() if field.metadata["secret"]]
+
+_log = logging.getLogger(__name__)
 
 
-def run(config: Config, argv: Sequence[str], started: float) -> None:
+def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> None:
     """Runs `config` to its end.
 
     Args:
         config: what to run.
         argv: the command line, for the provenance.
         started: `time.monotonic()` at the start of the process.
+        stops: requests to stop.
 
     Raises:
         TrainerError, DataError: anything its user can mend, before or while it happens.
@@ -61,25 +79,47 @@ def run(config: Config, argv: Sequence[str], started: float) -> None:
     target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
     )
+    if target.workers:
+        workers = {"worker_index": target.workers.index, "num_workers": len(target.workers.addresses)}
+        logs.configure(config.log_format, redact=redact, **workers)
     folder = run_dir.RunDir(config.model_dir)
-    profiles = config.mode == inputs.PROFILING
+    profiles, trains = config.mode == inputs.PROFILING, config.mode in inputs.TRAINING_MODES
     if profiles:
         _refuse_several_machines(target)
     # Profiling leaves nothing of a training run behind, repaired shards neither.
     with tempfile.TemporaryDirectory() if profiles else contextlib.nullcontext() as elsewhere:
         read = inputs.open_inputs(config, cache_dir=elsewhere or folder.file(run_dir.REPAIRED))
         _refuse_local_paths(target, config, read)
-        if config.mode in inputs.TRAINING_MODES:
+        if trains:
             folder.check_resumable(config, read.identity())
-        if target.is_chief and (profiles or config.mode in inputs.TRAINING_MODES):
+            if _is_finished(config, folder):
+                _log.info("%s holds a finished run of these options: nothing left to do", folder.path)
+                return
+        if target.is_chief and (profiles or trains):
             folder.check_writable()
-        if profiles or config.mode in inputs.TRAINING_MODES:
-            read = dataclasses.replace(
-                read, services=supply.services(config), cached=supply.copies(config, read.train_shards)
-            )
-        devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
-        with read.explained():
-            _Run(config, argv, clock, source, read, folder, devices).go()
+        with contextlib.ExitStack() as stack:
+            watched = None
+            if trains:
+                watched = stack.enter_context(guard.watching(config, folder, clock, stops, is_chief=target.is_chief))
+            if profiles or trains:
+                read = dataclasses.replace(
+                    read, services=supply.services(config), cached=supply.copies(config, read.train_shards)
+                )
+            with clock.measure("connecting"):
+                devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
+            with storage.explained(folder.path), cluster.explained(), read.explained():
+                _Run(config, argv, clock, source, read, folder, devices, stops, watched).go()
+
+
+def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:
+    """Whether this very run has come to its end in an earlier start."""
+    stored = folder.read(run_dir.CONFIG)
+    found = None
+    with contextlib.suppress(ValueError, tf.errors.OpError):  # what cannot be read is for others to deal with
+        found = status.read(folder.path)
+    if stored is None or found is None or found.state != "finished" or differences(json.loads(stored), config):
+        return False
+    return config.mode not in inputs.EVALUATING_MODES or tf.io.gfile.exists(folder.file(run_dir.EXPORT))
 
 
 def _refuse_several_machines(target: hardware.Target) -> None:
@@ -110,7 +150,7 @@ def _refuse_local_paths(target: hardware.Target, config: Config, read: inputs.An
 
 @dataclasses.dataclass
 class _Run:
-    """One run on its devices: what its steps share."""
+    """One run on its devices: what its steps share. `watched` is what watches over a training run."""
 
     config: Config
     argv: Sequence[str]
@@ -119,6 +159,8 @@ class _Run:
     inputs: inputs.AnyInputs
     folder: run_dir.RunDir
     devices: cluster.Cluster
+    stops: Stops
+    watched: guard.Guard | None
 
     def __post_init__(self) -> None:
         self.spec = self.inputs.spec
@@ -129,33 +171,17 @@ class _Run:
             num_eval_examples=self.inputs.num_eval_examples,
         )
         self.replicated = self._build()
-        self.checkpoints = checkpoints.Checkpoints(
-            self.folder.file(run_dir.CHECKPOINTS), self.replicated.variables(), self.config.keep_checkpoints
-        )
 
     def go(self) -> None:
         """Does what `mode` says."""
         if self.config.mode == inputs.PROFILING:
             self._profile_input()
-            return
-        start_step = self.checkpoints.restore()
-        self._say(self._summary(start_step or 0))
-        if self.config.mode in inputs.TRAINING_MODES:
-            self._train(start_step or 0)
-            return
-        if start_step is None:
-            raise ConfigError(
-                f"there is no checkpoint to {self.config.mode}. Received: --model_dir={self.config.model_dir}. "
-                "Train first, or name the model_dir of a trained run"
-            )
-        self.clock.start_is_over()
-        if self.config.mode == "eval":
-            metrics = self._evaluate()
-            if self.devices.is_chief:
-                self.folder.append_metrics(start_step, {f"eval/{name}": value for name, value in metrics.items()})
-            self._say(console.results(_eval_names(metrics), self.clock.seconds(), None))
+        elif self.watched is not None:
+            self._train(self.watched)
         else:
-            self._say(f"exported to {self._export()}")
+            self._use_checkpoint()
+
+    # The model.
 
     def _build(self) -> replicated.Replicated:
         """The compiled model, its variables made on every replica."""
@@ -164,21 +190,28 @@ class _Run:
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.precision)
         with strategy.scope():
-            model = self._new_model()
-            brought = self.source.compile_args(self.spec)
-            if "optimizer" in brought:
-                self._refuse_optimizer_options()
-            model.compile(
-                optimizer=brought.get("optimizer") or optimizers.build(config, self.plan.train_steps),
-                loss=brought["loss"] if "loss" in brought else tasks.loss(self.spec),
-                # Weighted, so that the padding of the last evaluation batch, of weight 0, counts in none of them.
-                weighted_metrics=brought["metrics"] if "metrics" in brought else tasks.metrics(self.spec),
-                jit_compile=False,
-            )
+            model = self._compiled_model()
         wants_xla = config.xla == "on" or (config.xla == "auto" and self.devices.kind == "gpu")
         if config.xla == "auto" and replicated.reason_against_xla(model, strategy):
             wants_xla = False
-        return replicated.Replicated(model, strategy, self._batch_spec(), xla=wants_xla)
+        built = replicated.Replicated(model, strategy, self._batch_spec(), xla=wants_xla)
+        if config.keep_best_checkpoints and config.mode in inputs.EVALUATING_MODES:
+            _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
+        return built
+
+    def _compiled_model(self) -> keras.Model:
+        model = self._new_model()
+        brought = self.source.compile_args(self.spec)
+        if "optimizer" in brought:
+            self._refuse_optimizer_options()
+        model.compile(
+            optimizer=brought.get("optimizer") or optimizers.build(self.config, self.plan.train_steps),
+            loss=brought["loss"] if "loss" in brought else tasks.loss(self.spec),
+            # Weighted, so that the padding of the last evaluation batch, of weight 0, counts in none of them.
+            weighted_metrics=brought["metrics"] if "metrics" in brought else tasks.metrics(self.spec),
+            jit_compile=False,
+        )
+        return model
 
     def _new_model(self) -> keras.Model:
         model = self.source.build(self.spec)
@@ -208,59 +241,168 @@ class _Run:
             return tensor(x), tensor(self.spec.label)
         return {name: tensor(array) for name, array in x.items()}, tensor(self.spec.label)
 
-    def _train(self, start_step: int) -> None:
-        evaluates = self.config.mode in inputs.EVALUATING_MODES
-        segments = self.plan.segments(start_step)
-        if not segments and (not evaluates or tf.io.gfile.exists(self.folder.file(run_dir.EXPORT))):
-            self._say(f"already trained to step {start_step:,}: nothing left to do")
-            return
+    def _copy(self, model: keras.Model) -> keras.Model:
+        """`model`, new and outside the strategy, with the weights of the one that is trained."""
+        model(keras.tree.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), self._batch_spec()[0]))
+        model.set_weights(self.replicated.model.get_weights())
+        return model
+
+    # Training.
+
+    def _train(self, watched: guard.Guard) -> None:
+        saves = self._checkpoints(watched)
+        at = self._begin_at(saves, watched)
         if self.devices.is_chief:
-            self._begin(start_step)
-        last: dict[str, float] = {}
+            watched.take_over(num_devices=self.devices.num_replicas)
+            self._write_start(at.step)
+        watched.progress(at.step, "starting")
+        _log.info("%s", self._summary(at.step))
+        timer = LoopClock(self.clock, start_step=at.step, reached_before=watched.step_before)
+        records = self._records(at.step)
+        loop = self._training(at, watched, saves, records, self._callbacks(at.step, watched, timer, records))
+        with (
+            self.stops.deferred(self.config.grace_secs, lambda reason: self._tell_of_stop(watched, reason)),
+            supply.watched(self.inputs.services, grace_secs=self.config.connect_timeout_secs),
+        ):
+            try:
+                loop.run()
+            finally:
+                loop.close(silently=not watched.may_write)
+                saves.close()
+            if self.config.mode in inputs.EVALUATING_MODES:
+                watched.progress(at.step, "exporting")
+                self._export()
+            watched.progress(at.step, "finished")
+        self._say_results(at, watched, timer)
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in _eval_names(at.metrics).items())
+        watched.outcome = f"trained to step {at.step:,}{'; ' if metrics else ''}{metrics}"
 
-        def evaluate() -> replicated.Logs:
-            last.update(self._evaluate())
-            return last
+    def _tell_of_stop(self, watched: guard.Guard, reason: str) -> None:
+        watched.alerts.send(
+            "preempted", f"asked to stop by {reason}: saving, to go on later", step=self.stops.saved_step
+        )
 
-        timer = LoopClock(self.clock, self.replicated)
-        with supply.watched(self.inputs.services, grace_secs=self.config.connect_timeout_secs):
-            iterator = iter(self._train_batches(start_step, self.config.seed)) if segments else iter(())
-            self.clock.start_is_over()
-            self.replicated.fit(
-                iterator,
-                segments,
-                callbacks=self._callbacks(timer),
-                evaluate=evaluate if evaluates else None,
-                verbose=self._verbosity(),
+    def _checkpoints(self, watched: guard.Guard | None = None) -> store.Checkpoints:
+        config = self.config
+        return store.Checkpoints(
+            self.folder.file(run_dir.CHECKPOINTS),
+            keep=config.keep_checkpoints,
+            keep_best=config.keep_best_checkpoints,
+            best_metric=config.best_metric,
+            best_goal=config.best_goal,
+            fence=watched.confirm if watched else lambda: None,
+            on_failure=lambda message: watched.alerts.send("failing_saves", message) if watched else None,
+            on_commit=watched.saved if watched else lambda step: None,
+        )
+
+    def _begin_at(self, saves: store.Checkpoints, watched: guard.Guard) -> training.Position:
+        """Puts back the newest checkpoint, or the weights to start from; says where the run is."""
+        saved = saves.newest()
+        if saved is not None:
+            self.replicated.restore(saved.arrays, saved.path)
+            watched.saved(saved.step)
+            at = training.Position(step=saved.step, **saved.facts)
+        else:
+            at = training.Position()
+            if self.config.init_from is not None:
+                self._init_from(self.config.init_from)
+        if self.devices.agree([at.step]) != [at.step * self.devices.num_workers]:
+            raise ConfigError(
+                f"the workers go on from different checkpoints, this one from step {at.step}. "
+                f"Received: --model_dir={self.folder.path}. Give a directory that all of them share"
             )
-            del iterator  # see `service.watched`
-        if evaluates:
-            self._export()
-        self._say_results(last, timer)
+        if self.devices.is_chief:
+            saves.check_space(self.replicated.num_bytes())
+        return at
 
-    def _begin(self, start_step: int) -> None:
+    def _init_from(self, path: str) -> None:
+        saved = store.load(path, only=replicated.MODEL)
+        patterns = [pattern.strip() for pattern in self.config.init_fresh.split(",") if pattern.strip()]
+        chosen, fresh = weights.choose_weights(saved.arrays, self.replicated.signature(), patterns)
+        self.replicated.load_state(chosen)
+        left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""
+        _log.info("weights of %s, step %s%s", saved.path, f"{saved.step:,}", left)
+
+    def _write_start(self, step: int) -> None:
         record = run_dir.provenance(
-            self.argv, devices=self.devices.description, data=self.inputs.identity(), step=start_step
+            self.argv,
+            devices=self.devices.description,
+            data=self.inputs.identity(),
+            step=step,
+            secrets=_SECRETS,
+            redact=redact,
         )
         record["skipped_records"] = [str(skipped) for skipped in self.inputs.repaired.skipped]
-        self.folder.start(self.config, record, step=start_step)
+        self.folder.start(self.config, record)
 
-    def _callbacks(self, timer: LoopClock) -> list[keras.callbacks.Callback]:
-        is_chief = self.devices.is_chief
-        log = MetricsLog(
-            self.replicated,
-            self.plan.is_report,
-            global_batch_size=self.plan.global_batch_size,
-            append=self.folder.append_metrics if is_chief else None,
-            tensorboard_dir=self.folder.file(run_dir.TENSORBOARD),
+    def _training(
+        self,
+        at: training.Position,
+        watched: guard.Guard,
+        saves: store.Checkpoints,
+        records: Records,
+        callbacks: Sequence[Callback],
+    ) -> training.Training:
+        config = self.config
+        evaluates = config.mode in inputs.EVALUATING_MODES
+        around = training.Surroundings(
+            agree=self.devices.agree,
+            stop_reason=lambda: self.stops.reason,
+            progress=watched.progress,
+            compiling=watched.compiling,
+            check=watched.check,
+            measure=self.clock.measure,
+            examine=self._examine,
+            alert=watched.alerts.send,
         )
-        saving = SaveCheckpoint(self.replicated, self.plan.is_checkpoint, self.plan.ends_segment, self._save)
-        return [timer, log, saving] if is_chief else [timer, log]
+        policy = training.Policy(
+            on_nonfinite=config.on_nonfinite,
+            max_nonfinite=config.max_nonfinite,
+            grace_secs=config.grace_secs,
+            checkpoint_every_secs=config.checkpoint_every_secs,
+            steps_per_loop=config.steps_per_loop,
+            evaluates=evaluates,
+        )
+        return training.Training(
+            at,
+            self.replicated,
+            self.plan,
+            policy,
+            around,
+            batches=lambda step: iter(self._train_batches(step, config.seed)),
+            evaluate=self._evaluate,
+            store=saves if self.devices.is_chief else None,
+            flush=records.flush,
+            newest=lambda: self._newest(saves),
+            callbacks=callbacks,
+        )
 
-    def _save(self, step: int) -> None:
-        with self.clock.measure("checkpoint"):
-            self.replicated.check_integer_state()
-            self.checkpoints.save(step)
+    def _newest(self, saves: store.Checkpoints) -> tuple[int, dict] | None:
+        saved = saves.newest()
+        return None if saved is None else (saved.step, dict(saved.arrays))
+
+    def _records(self, start_step: int) -> Records:
+        folder = self.folder
+        sinks: list[Sink] = []
+        if self.devices.is_chief:
+            metrics = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
+            sinks = [metrics, Events(folder.file(run_dir.TENSORBOARD)), Lines(self.plan.train_steps)]
+        return Records(self.plan.is_report, sinks, global_batch_size=self.plan.global_batch_size, start_step=start_step)
+
+    def _callbacks(self, start_step: int, watched: guard.Guard, timer: LoopClock, records: Records) -> list[Callback]:
+        if not self.devices.is_chief:
+            return [timer, records]
+
+        def tell(message: str, step: int) -> None:
+            watched.alerts.send("slow_input", message, step=step)
+
+        profile = Profile(
+            self.folder.file(run_dir.TENSORBOARD),
+            steps=self.plan.profile_steps,
+            requested=self.stops.take_profile_request,
+            start_step=start_step,
+        )
+        return [timer, records, profile, SlowInput(tell)]
 
     def _train_batches(self, start_step: int, seed: int) -> tf.distribute.DistributedDataset:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -268,9 +410,77 @@ class _Run:
 
         return self.devices.strategy.distribute_datasets_from_function(batches)
 
+    def _examine(self, step: int) -> str:
+        """The post-mortem of a step, written down by the chief."""
+        if not self.devices.is_chief:
+            return f"loss or gradients of step {step:,} are not finite; the chief examines it"
+        trained = self.replicated.model
+        model = self._copy(self._compiled_model())
+        names = {id(mine): theirs.name for mine, theirs in zip(*map(internals.layers, (model, trained)), strict=True)}
+        names |= {id(mine): theirs.path for mine, theirs in zip(model.weights, trained.weights, strict=True)}
+        alone = dataclasses.replace(self.inputs, services=())
+        batches = alone.train_batches(self.plan, tf.distribute.InputContext(), step)
+        found = postmortem.examine(
+            model,
+            list(batches.take(self.plan.num_replicas)),
+            [postmortem.Record(path, index) for path, index in self.inputs.records_of(self.plan, step)],
+            names,
+            step=step,
+            learning_rate=self.replicated.learning_rate(),
+        )
+        name = f"{run_dir.POSTMORTEM}-{step}.json"
+        self.folder.replace(name, found.to_json())
+        return f"{found} More: {self.folder.file(name)}"
+
+    # Evaluation, export, profile.
+
+    def _use_checkpoint(self) -> None:
+        """Evaluates or exports what was trained."""
+        saves = self._checkpoints()
+        saved = saves.best() if self.config.checkpoint == "best" else saves.newest()
+        if saved is None:
+            which = "evaluated checkpoint" if self.config.checkpoint == "best" else "checkpoint"
+            raise ConfigError(
+                f"there is no {which} to {self.config.mode}. Received: --model_dir={self.config.model_dir}. "
+                "Train first, or name the model_dir of a trained run"
+            )
+        self.replicated.restore(saved.arrays, saved.path)
+        _log.info("%s", self._summary(saved.step))
+        self.clock.start_is_over()
+        if self.config.mode == "export":
+            _log.info("exported to %s", self._export())
+            return
+        metrics = self._evaluate() or {}
+        if self.devices.is_chief:
+            folder = self.folder
+            file = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
+            file.write(Record(saved.step, {f"eval/{name}": value for name, value in metrics.items()}))
+            file.close()
+        _log.info("%s", console.results(_eval_names(metrics), None, console.account(self.clock.seconds())))
+
+    def _evaluate(self, goes_on: Callable[[], bool] = lambda: True) -> replicated.Logs | None:
+        """Metrics over the evaluation split, each example counted once; None where `goes_on` said no."""
+        with self.clock.measure("evaluation"):
+            return self.replicated.evaluate(iter(self._eval_batches), self.plan.eval_loops(), goes_on)
+
+    @functools.cached_property
+    def _eval_batches(self) -> tf.distribute.DistributedDataset:
+        def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return self.inputs.eval_batches(self.plan, context)
+
+        return self.devices.strategy.distribute_datasets_from_function(batches)
+
+    def _export(self) -> str:
+        """Exports a copy of the model made outside the strategy, so that it serves anywhere."""
+        directory = self.folder.file(run_dir.EXPORT)
+        if self.devices.is_chief:
+            with self.clock.measure("export"):
+                export.save(self._copy(self._new_model()), self.spec, directory)
+        return directory
+
     def _profile_input(self) -> None:
         """Measures the pipeline of a training run; writes what it found, and nothing that a training run writes."""
-        self._say(self._summary(0))
+        _log.info("%s", self._summary(0))
         timed = self.inputs.train_stages(self.plan, tf.distribute.InputContext())
         handed_over = stages.Stage(
             profile_report.TRANSFER,
@@ -278,7 +488,8 @@ class _Run:
             timed[-1].window // self.plan.num_replicas or 1,
         )
         timed.append(handed_over)
-        self._say(f"measuring {', '.join(stage.name for stage in timed)} and the model by turns, for about a minute")
+        names = ", ".join(stage.name for stage in timed)
+        _log.info("measuring %s and the model by turns, for about a minute", names)
         measured = profile_input.measure(
             timed, self.replicated, steps_per_loop=self.plan.steps_per_loop, seed=self.config.seed
         )
@@ -293,32 +504,10 @@ class _Run:
         self.folder.write(run_dir.INPUT_PROFILE, json.dumps(profile_report.to_json(profile), indent=2) + "\n")
         self.folder.write(run_dir.INPUT_PICTURE, profile_picture.svg(profile))
         files = [(name, self.folder.file(name)) for name in (run_dir.INPUT_PROFILE, run_dir.INPUT_PICTURE)]
-        self._say(console.columns(profile_report.rows(profile)))
-        self._say(console.table([*profile_report.summary(profile), *files]))
+        _log.info("%s", console.columns(profile_report.rows(profile)))
+        _log.info("%s", console.table([*profile_report.summary(profile), *files]))
 
-    def _evaluate(self) -> replicated.Logs:
-        """Metrics over the evaluation split, each example counted once."""
-        with self.clock.measure("evaluate"):
-            return self.replicated.evaluate(iter(self._eval_batches), self.plan.eval_loops())
-
-    @functools.cached_property
-    def _eval_batches(self) -> tf.distribute.DistributedDataset:
-        def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return self.inputs.eval_batches(self.plan, context)
-
-        return self.devices.strategy.distribute_datasets_from_function(batches)
-
-    def _export(self) -> str:
-        """Exports a copy of the model made outside the strategy, so that it serves anywhere."""
-        directory = self.folder.file(run_dir.EXPORT)
-        if not self.devices.is_chief:
-            return directory
-        with self.clock.measure("export"):
-            weights = self.replicated.model.get_weights()
-            model = self._new_model()
-            model(keras.tree.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), self._batch_spec()[0]))
-            model.set_weights(weights)
-            return export.save(model, self.spec, directory)
+    # What is said.
 
     def _summary(self, start_step: int) -> str:
         trains = self.config.mode in (*inputs.TRAINING_MODES, inputs.PROFILING)
@@ -332,29 +521,23 @@ class _Run:
             model_dir=self.folder.path,
         )
 
-    def _say_results(self, metrics: dict[str, float], timer: LoopClock) -> None:
-        seconds = self.clock.seconds()
-        steps, busy = timer.steps_timed(), seconds["train"] + seconds["input wait"]
-        rate = steps * self.plan.global_batch_size / busy if steps and busy else None
-        self._say(console.results(_eval_names(metrics), seconds, rate))
-        places = [
-            ("checkpoints", run_dir.CHECKPOINTS),
-            ("metrics", run_dir.METRICS),
-            ("tensorboard", run_dir.TENSORBOARD),
-        ]
-        if self.config.mode == "train_and_eval":
-            places.append(("export", run_dir.EXPORT))
-        self._say(console.table([(name, self.folder.file(file)) for name, file in places]))
+    def _say_results(self, at: training.Position, watched: guard.Guard, timer: LoopClock) -> None:
+        speed = timer.steps_per_sec()
+        rate = speed * self.plan.global_batch_size if speed else None
+        account = watched.receipt.rows() if watched.receipt else []
+        _log.info("%s", console.results(_eval_names(at.metrics), rate, account))
+        places = [run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.TENSORBOARD, run_dir.RECEIPT]
+        if self.config.mode in inputs.EVALUATING_MODES:
+            places.append(run_dir.EXPORT)
+        _log.info("%s", console.table([(name.partition(".")[0], self.folder.file(name)) for name in places]))
 
-    def _verbosity(self) -> int:
-        """Keras' progress bar for a person, one line a segment for a log file, silence on workers but the chief."""
-        if not self.devices.is_chief:
-            return 0
-        return 1 if sys.stdout.isatty() else 2
 
-    def _say(self, text: str) -> None:
-        if self.devices.is_chief:
-            print(text, flush=True)
+def _refuse_unknown_metric(name: str, known: Sequence[str]) -> None:
+    if known and name not in known:
+        raise ConfigError(
+            f"best_metric must be a metric of the evaluation: {', '.join(known)}. "
+            f"Received: {name!r}{nearest(name, known)}"
+        )
 
 
 def _eval_names(metrics: dict[str, float]) -> dict[str, float]:

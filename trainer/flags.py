@@ -113,7 +113,7 @@ def help_text() -> str:
         if field.metadata["group"] != group:
             group = field.metadata["group"]
             lines += ["", f"{group}:"]
-        default = "" if field.default in (None, dataclasses.MISSING) else f" [default: {field.default}]"
+        default = "" if field.default in (None, "", dataclasses.MISSING) else f" [default: {field.default}]"
         kind = "|".join(field.metadata["choices"]) or config_lib.type_name(name)
         lines.append(f"  --{name}=<{kind}>{default}")
         lines += textwrap.wrap(field.metadata["help"], _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from data import catalog, pipeline, quarantine, records, review, service, stages, synthetic
 from data.errors import DataError
+from data.order import Order
 from data.spec import Spec
 from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
@@ -98,15 +99,23 @@ class Inputs(_Inputs[pipeline.Dataset]):
 
     def describe_reading(self, plan: Plan, num_hosts: int) -> str:
         """How hosts share the reading of the training split, for people."""
-        ordered = pipeline.plan_order(
+        share = records.Share(plan.global_batch_size, plan.per_replica_batch_size, 0, num_hosts)
+        return share.describe(self._order(plan))
+
+    def records_of(self, plan: Plan, step: int) -> list[tuple[str, int]]:
+        """Which records a training step reads, by row of the global batch: path of the shard, number in it."""
+        paths = [path for path, _ in self.dataset.split(self.config.train_split).filled]
+        [ids] = self._order(plan).record_ids(step, 1).numpy()  # [B, 2]
+        return [(paths[shard], int(record)) for shard, record in ids]
+
+    def _order(self, plan: Plan) -> Order:
+        return pipeline.plan_order(
             self.dataset,
             self.config.train_split,
             global_batch_size=plan.global_batch_size,
             seed=self.config.seed,
             shuffle_mib=self.config.shuffle_mib,
         )
-        share = records.Share(plan.global_batch_size, plan.per_replica_batch_size, 0, num_hosts)
-        return share.describe(ordered)
 
     def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         """This host's batches of `(x, y)` from step `start_step` on, without end."""
@@ -174,6 +183,10 @@ class SyntheticInputs(_Inputs[synthetic.Dataset]):
     def describe_reading(self, plan: Plan, num_hosts: int) -> str:
         """Nothing is read."""
         return "nothing: examples are made up"
+
+    def records_of(self, plan: Plan, step: int) -> list[tuple[str, int]]:
+        """None."""
+        return []
 
     def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
         """This host's batches of `(x, y)` from step `start_step` on, without end."""

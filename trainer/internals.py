@@ -6,13 +6,14 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import losses as keras_losses
 from keras.src.random import seed_generator as keras_seed_generator
+from tensorflow.python.distribute import mirrored_run
 
 
 def build(model: keras.Model, batch_spec: tuple) -> None:
@@ -45,6 +46,29 @@ def test_step(model: keras.Model, data: tuple) -> None:
     loss = model._compute_loss(x, y, y_pred, weights, training=False)
     model._loss_tracker.update_state(loss, sample_weight=real)
     model.compute_metrics(x, y, y_pred, sample_weight=mask)
+
+
+def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> tf.Tensor:
+    """The loss of a training step."""
+    return model._compute_loss(x, y, y_pred, None, training=True)
+
+
+@contextlib.contextmanager
+def watching_layers(note: Callable[[keras.layers.Layer, Any], None]) -> Iterator[None]:
+    """Tells `note` of each layer that has no layers in it, and its output, in the order of their calls."""
+    call = keras.layers.Layer.__call__
+
+    def noted_call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        output = call(self, *args, **kwargs)
+        if not list(self._flatten_layers(include_self=False)):
+            note(self, output)
+        return output
+
+    keras.layers.Layer.__call__ = noted_call
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = call
 
 
 class CompiledTrainStep:
@@ -86,24 +110,61 @@ class CompiledTrainStep:
         return gradients, [scope.get_current_value(v) for v in self._state]
 
 
-def average_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes `optimizer` see the gradients of the global batch before it does anything with them.
+Apply = Callable[[Sequence, Callable[[Sequence], None]], None]
+
+
+def before_apply(optimizer: keras.optimizers.Optimizer, intervene: Apply) -> None:
+    """Makes `intervene(gradients, apply)` take the place of the optimizer's `apply`, which it calls or not.
 
     Keras clips and checks each replica's own gradients and sums them afterwards, so what it clips depends on how many
-    replicas share the batch; and it refuses to accumulate over steps on more than one replica.
+    replicas share the batch; and it refuses to accumulate over steps on more than one replica. Whoever intervenes gives
+    the optimizer gradients that are those of the global batch already.
     """
     apply = optimizer.apply
 
-    def averaged_apply(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
-        replica = tf.distribute.get_replica_context()
-        # Dense: on a TPU they are so anyway, and slices of several replicas do not add up elsewhere.
-        present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        means = iter(replica.all_reduce(tf.distribute.ReduceOp.MEAN, present) if present else [])
-        apply([None if g is None else next(means) for g in gradients], trainable_variables)
+    def intervened(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
+        intervene(gradients, lambda final: apply(final, trainable_variables))
 
-    optimizer.apply = averaged_apply
+    optimizer.apply = intervened
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     inner._all_reduce_sum_gradients = list
+
+
+def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:
+    """Runs `function(tensors)` on a replica where `condition`, the same on all replicas, holds.
+
+    Under MirroredStrategy and its like an optimizer meets the other replicas' threads, which it cannot do from within
+    a branch; so the threads meet first, and each branch starts threads of its own (as Keras' LossScaleOptimizer does).
+    """
+    replica = tf.distribute.get_replica_context()
+    if not isinstance(replica, mirrored_run._MirroredReplicaContext):
+        _branch(condition, lambda: function(tensors))
+        return
+
+    def meet(strategy: tf.distribute.Strategy, condition: Any, tensors: Sequence) -> None:
+        first = strategy.experimental_local_results(condition)[0]
+        _branch(first, lambda: strategy.extended.call_for_each_replica(function, args=(tensors,)))
+
+    replica.merge_call(meet, args=(condition, tensors))
+
+
+def _branch(condition: tf.Tensor, function: Callable[[], Any]) -> None:
+    def then() -> None:  # whatever `function` returns: both branches must return the same
+        function()
+
+    tf.cond(condition, then, lambda: None)
+
+
+def scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+    """By what the gradients of mixed float16 are multiplied, float32; 1 for other optimizers."""
+    dynamic = getattr(optimizer, "dynamic_scale", None)
+    return tf.constant(1.0) if dynamic is None else tf.convert_to_tensor(dynamic.value)
+
+
+def loss_total(model: keras.Model) -> keras.Variable | None:
+    """Sum of the losses of all steps since the last reset, which Keras' own `train_step` adds to."""
+    tracker = getattr(model, "_loss_tracker", None)
+    return None if tracker is None else tracker.total
 
 
 @contextlib.contextmanager
@@ -161,17 +222,30 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(model._flatten_layers())
 
 
+def step_state(model: keras.Model) -> list[keras.Variable]:
+    """What steps update and no aggregation keeps alike: statistics, counters, random state; not frozen weights."""
+    held = layers(model)
+    found = [v for layer in held for v in layer._non_trainable_variables if v.aggregation == "none"]
+    found += [generator.state for layer in held for generator in layer._seed_generators]
+    return list({id(v): v for v in [*found, global_seed()]}.values())
+
+
 def float_state(model: keras.Model) -> list[keras.Variable]:
-    """State that steps update and no aggregation keeps alike: batch norm's statistics, not frozen weights."""
-    found = [v for layer in layers(model) for v in layer._non_trainable_variables]
-    unique = {id(v): v for v in found if keras.backend.is_float_dtype(v.dtype) and v.aggregation == "none"}
-    return list(unique.values())
+    """The part of `step_state` that can be averaged: batch norm's statistics and the like."""
+    return [v for v in step_state(model) if keras.backend.is_float_dtype(v.dtype)]
 
 
 def overrides(model: keras.Model, method: str) -> str | None:
     """Name of the class that replaces a method of `keras.Model`, if one does."""
     replaced = getattr(type(model), method) is not getattr(keras.Model, method)
     return type(model).__name__ if replaced else None
+
+
+def metric_names(model: keras.Model) -> list[str]:
+    """Of what an evaluation tells; nothing where a `test_step` of the model's own decides it."""
+    if overrides(model, "test_step"):
+        return []
+    return [inner.name for outer in model.metrics for inner in getattr(outer, "metrics", [outer])]
 
 
 def means(model: keras.Model) -> list[keras.metrics.Mean]:

@@ -1,15 +1,18 @@
 """`python -m trainer.main`: flags -> config -> experiment. TensorFlow is imported once the config is valid."""
 
+import contextlib
 import os
 import sys
 import time
 
 from data import catalog
 from data.errors import DataError
-from trainer import config, doctor, errors, flags
+from trainer import config, doctor, errors, flags, logs
+from trainer.redact import redact
+from trainer.watch import stopping
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], stops: stopping.Stops) -> int:
     """Runs what `argv` (program name first) asks for and returns an exit code of `errors`."""
     started = time.monotonic()
     command = flags.parse(argv)
@@ -20,29 +23,31 @@ def main(argv: list[str]) -> int:
     if command.print_config:
         print(config.to_json(settings), end="")
         return errors.EXIT_OK
+    logs.configure(settings.log_format, redact=redact)
     catalog.check_local(settings.dataset, settings.data_dir)
     doctor.check_packages(wants_tpu=settings.tpu is not None)
     doctor.quieten_libraries()
     from trainer import experiment
 
-    experiment.run(settings, argv, started)
+    experiment.run(settings, argv, started, stops)
     return errors.EXIT_OK
 
 
 def _main() -> int:
+    stops = stopping.install()
+    logs.configure(logs.wanted_format(sys.argv), redact=redact)
     try:
-        return main(sys.argv)
+        return main(sys.argv, stops)
     except (errors.TrainerError, DataError) as error:
-        print(f"trainer: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", errors.EXIT_CONFIG)
-    except KeyboardInterrupt:
-        print("trainer: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return errors.EXIT_RETRY
+        code = getattr(error, "exit_code", errors.EXIT_CONFIG)
+        logs.report_failure(str(error), code)
+        return code
 
 
 if __name__ == "__main__":
     code = _main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk under the log must not change the exit code
+        sys.stdout.flush()
+        sys.stderr.flush()
     # A thread that still waits for a TPU that never answered must not keep the process alive.
     os._exit(code) if code else sys.exit(code)

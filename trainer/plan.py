@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from trainer.config import Config
+from trainer.config import Config, profile_range
 from trainer.errors import ConfigError
 
 DEFAULT_EPOCHS = 10.0
@@ -23,6 +23,7 @@ class Plan:
     checkpoint_every_steps: int
     log_every_steps: int
     steps_per_loop: int
+    profile_steps: tuple[int, int] | None  # (A, B): steps A..B-1 are profiled
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether a checkpoint is due once `step` steps are done."""
@@ -33,32 +34,22 @@ class Plan:
         return step % self.eval_every_steps == 0 or step == self.train_steps
 
     def is_report(self, step: int) -> bool:
-        """Whether metrics are written and reset: also at evaluations and checkpoints, so that a run resumed from a
-        checkpoint writes the very records it would have written uninterrupted."""
-        return step % self.log_every_steps == 0 or self.ends_segment(step) or self.is_checkpoint(step)
+        """Whether metrics are written and reset once `step` steps are done."""
+        return step % self.log_every_steps == 0 or self.ends_segment(step)
 
-    def segments(self, start: int) -> list[list[tuple[int, int]]]:
-        """Loops (begin, end) from step `start` to the last, grouped by evaluation.
+    def last_report(self, step: int) -> int:
+        """The step of the report before the one at or after `step`; 0 where there was none."""
+        return max((step - 1) // every * every for every in (self.log_every_steps, self.eval_every_steps))
 
-        A loop ends where anything is due, so that every interval lands on its exact step whatever `steps_per_loop`.
-        The first loop is a single step: it holds the compilation, which is then measured apart from training.
+    def loop_end(self, step: int, longest: int) -> int:
+        """Where the loop that begins at `step` ends: where anything is due, and after `longest` steps at most.
+
+        So every interval lands on its exact step, whatever the length of loops.
         """
-        segments: list[list[tuple[int, int]]] = []
-        while start < self.train_steps:
-            end = min(self.train_steps, (start // self.eval_every_steps + 1) * self.eval_every_steps)
-            segments.append(self._loops(start, end, first=not segments))
-            start = end
-        return segments
-
-    def _loops(self, start: int, end: int, *, first: bool) -> list[tuple[int, int]]:
-        loops: list[tuple[int, int]] = []
-        while start < end:
-            due = [(start // every + 1) * every for every in (self.checkpoint_every_steps, self.log_every_steps)]
-            longest = 1 if first and not loops else self.steps_per_loop
-            stop = min(end, start + longest, *due)
-            loops.append((start, stop))
-            start = stop
-        return loops
+        intervals = (self.eval_every_steps, self.checkpoint_every_steps, self.log_every_steps)
+        due = [(step // every + 1) * every for every in intervals]
+        due += [stop for stop in self.profile_steps or () if stop > step]
+        return min(self.train_steps, step + longest, *due)
 
     def eval_loops(self) -> list[tuple[int, int]]:
         """Loops (begin, end) over the evaluation batches."""
@@ -99,4 +90,5 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
         checkpoint_every_steps=config.checkpoint_every_steps or eval_every,
         log_every_steps=config.log_every_steps,
         steps_per_loop=config.steps_per_loop,
+        profile_steps=profile_range(config.profile_steps) if config.profile_steps else None,
     )

@@ -1,10 +1,11 @@
-"""The replicated loop: one Keras model, trained and evaluated the same under every strategy.
+"""The replicated step: one Keras model, trained and evaluated the same under every strategy.
 
 Separation of concerns:
-    this file: what one step does on one replica, what the replicas exchange, how many steps one call runs, and when
-               Keras' callbacks hear of it.
+    this file: what one step does on one replica, what the replicas exchange, how many steps one call runs, and the
+               state of it all as arrays.
+    finite.py: whether a step's numbers are finite, and what becomes of one whose are not.
     internals.py: all that touches private names of Keras.
-    plan.py:   where loops and segments begin and end.
+    training.py: which call comes next, and what happens in between.
     cluster.py: which devices there are.
 
 Every replica computes on its share of the global batch *as if it were alone*: losses are means over its own examples
@@ -18,18 +19,39 @@ Equal shares make the mean of means the mean over the global batch, so 1, 2 or N
 instead, and the upstream issues, stand in the table of the README ("Why not keras.Model.fit").
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer import internals
 from trainer.errors import ConfigError
+from trainer.finite import FiniteCheck
 
-# A loop is (begin, end): the steps begin..end-1 run in one call. A segment is the loops up to one evaluation.
+# A loop is (begin, end): the steps begin..end-1 run in one call.
 Loop = tuple[int, int]
 Logs = dict[str, float]
+GRADIENT_NORM = "gradient_norm"
+# Groups of state, as the names of `state` begin.
+MODEL, METRICS = "model/", "metrics/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What one call of the train loop did.
+
+    logs: metrics since their last reset, and the mean norm of the gradients of the global batch before clipping.
+    input_wait_secs: that the devices waited for their batches.
+    halted_at: index within the call of the first step whose loss or gradients were not finite. It and all steps after
+        it have changed nothing. None: there was none.
+    """
+
+    logs: Logs
+    input_wait_secs: float
+    halted_at: int | None
 
 
 class Replicated:
@@ -50,9 +72,6 @@ class Replicated:
     def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, batch_spec: tuple, *, xla: bool = False):
         self.model = model
         self.strategy = strategy
-        # How far the run is, for callbacks: steps done, and seconds the last loop waited for input.
-        self.step = 0
-        self.input_wait_secs = 0.0
         self._num_replicas = strategy.num_replicas_in_sync
         check_losses(model.loss, num_replicas=self._num_replicas)
         for optimizer in internals.optimizers(model):
@@ -60,11 +79,10 @@ class Replicated:
         with strategy.scope():
             internals.build(model, batch_spec)
             self._global_seed = internals.global_seed()
-        self._state = internals.float_state(model)
+            self._state = internals.float_state(model)
+            self._finite = FiniteCheck(model, [*internals.step_state(model), *model.metrics_variables])
         # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
         self._returned: Any = None
-        for optimizer in internals.optimizers(model):
-            internals.average_gradients_first(optimizer)
         self._train_step = self._pick_train_step(xla)
         self._train_loop = tf.function(self._make_loop(self._train_one), autograph=False)
         self._test_loop = tf.function(self._make_loop(self._test_one), autograph=False)
@@ -83,13 +101,16 @@ class Replicated:
     # One step on one replica.
 
     def _train_one(self, data: Any) -> tf.Tensor:
+        self._finite.undone_unless_finite(lambda: self._step(data))
+        return tf.convert_to_tensor(self.model.optimizer.iterations)
+
+    def _step(self, data: Any) -> None:
         self._returned = self._train_step(data)
         replica = tf.distribute.get_replica_context()
         if self._state and self._num_replicas > 1:
             means = replica.all_reduce(tf.distribute.ReduceOp.MEAN, [v.value.read_value() for v in self._state])
             for variable, mean in zip(self._state, means, strict=True):
                 variable.assign(mean)
-        return tf.convert_to_tensor(self.model.optimizer.iterations)
 
     def _test_one(self, data: Any) -> tf.Tensor:
         """Evaluates `(x, y, mask)`, mask [b] float32 with 0 for padding, so that each real example counts once."""
@@ -101,7 +122,7 @@ class Replicated:
     def _make_loop(self, step_fn: Callable) -> Callable:
         """The host loop: fetch, run on every replica, repeat; on a TPU the device never waits for Python."""
 
-        def loop(iterator: Iterator, steps: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor], tf.Tensor]:
+        def loop(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
             def body(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 # The clock starts when the step before has been issued, so what it shows is time lost to the input.
                 with tf.control_dependencies([done]):
@@ -116,117 +137,154 @@ class Replicated:
 
             start = (tf.constant(0), tf.constant(0.0, tf.float64))
             _, waited = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
-            counts = {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)}
-            return self.model.get_metrics_result(), counts, waited
+            return {
+                "logs": self.model.get_metrics_result(),
+                "counts": {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)},
+                "waited": waited,
+                "halted_at": self._finite.end_of_call(),
+                "gradient_norm": self._finite.gradient_norm(),
+            }
 
         return loop
 
-    def run_train_loop(self, iterator: Iterator, steps: int) -> tuple[Logs, float]:
-        """Trains `steps` steps; returns the metrics since their last reset and the seconds spent waiting for input.
+    def run_train_loop(self, iterator: Iterator, steps: int) -> Trained:
+        """Trains `steps` steps, or those before one whose loss or gradients are not finite.
 
         Raises:
             ConfigError: `train_step` returns a value that no metric of the model keeps, so that what it is over steps
                 and replicas cannot be told.
         """
-        logs, waited = self._run(self._train_loop, iterator, steps)
+        out = self._run(self._train_loop, iterator, steps)
+        logs = _logs(out)
         lost = [name for name in self._returned or () if name not in logs and f"{name}_0" not in logs]
-        if lost:
+        norm, halted_at = float(out["gradient_norm"]), int(out["halted_at"])
+        if lost and halted_at != 0:  # where no step counts, no metric has been kept
             raise ConfigError(
                 f"the train_step of {type(self.model).__name__} returns {', '.join(lost)}, which no metric of the "
                 "model keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
                 "name, update it in train_step and return its result()"
             )
-        return logs, waited
+        if np.isfinite(norm):
+            logs.setdefault(GRADIENT_NORM, norm)
+        # The clock of the machine may be set while a loop runs.
+        return Trained(logs, max(0.0, float(out["waited"])), None if halted_at < 0 else halted_at)
 
-    def _run(self, loop: Callable, iterator: Iterator, steps: int) -> tuple[Logs, float]:
+    def _run(self, loop: Callable, iterator: Iterator, steps: int) -> dict[str, Any]:
         with self.strategy.scope(), internals.as_if_alone(), internals.masks_of_their_own(self._num_replicas):
-            logs, counts, waited = loop(iterator, tf.constant(steps))
-        # A mean that nobody updated has no value, least of all 0.
-        unused = {name for name, count in counts.items() if float(count) == 0}
-        return _plain({name: value for name, value in logs.items() if name not in unused}), float(waited)
+            return loop(iterator, tf.constant(steps))
 
-    def evaluate(self, iterator: Iterator, loops: Sequence[Loop]) -> Logs:
-        """Metrics over all examples of `iterator`, which yields `(x, y, mask)`; resets them before and after."""
-        self.model.reset_metrics()
-        logs: Logs = {}
-        for begin, end in loops:
-            logs, _ = self._run(self._test_loop, iterator, end - begin)
-        self.model.reset_metrics()
-        return logs
-
-    def fit(
-        self,
-        iterator: Iterator,
-        segments: Sequence[Sequence[Loop]],
-        *,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
-        evaluate: Callable[[], Logs] | None = None,
-        verbose: int = 1,
-    ) -> None:
-        """Trains through `segments`, speaking to callbacks as `keras.Model.fit` does, a segment being its epoch.
-
-        Keras' own `fit` strides over an epoch in equal steps and makes a new iterator for each call; here a loop ends
-        exactly where something is due, and the iterator is the caller's.
+    def evaluate(
+        self, iterator: Iterator, loops: Sequence[Loop], goes_on: Callable[[], bool] = lambda: True
+    ) -> Logs | None:
+        """Metrics over all examples of `iterator`, which yields `(x, y, mask)`; resets them before and after.
 
         Args:
-            iterator: yields the global batches, starting with the first step's.
-            segments: loops of consecutive steps; `evaluate` runs after each segment.
-            callbacks: `on_train_batch_end` gets the index of the last step done, once a loop.
-            evaluate: its logs reach `on_epoch_end` as `val_<name>`.
-            verbose: 0 silent, 1 progress bar, 2 one line a segment.
+            iterator: yields the global batches.
+            loops: calls to make.
+            goes_on: asked after each call; None is returned once it says no.
         """
-        model = self.model
-        container = keras.callbacks.CallbackList(
-            list(callbacks), add_progbar=verbose > 0, verbose=verbose, epochs=len(segments), model=model, steps=None
-        )
-        model.stop_training = False
-        model.reset_metrics()
-        if segments:
-            self.step = segments[0][0][0]
-        container.on_train_begin()
-        last_step = segments[-1][-1][1] if segments else 0
-        logs: Logs = {}
-        for number, segment in enumerate(segments):
-            first = segment[0][0]
-            container.set_params({"verbose": verbose, "epochs": len(segments), "steps": segment[-1][1] - first})
-            container.on_epoch_begin(number)
-            for begin, end in segment:
-                container.on_train_batch_begin(begin - first)
-                logs, self.input_wait_secs = self.run_train_loop(iterator, end - begin)
-                self.step = end
-                if end == last_step:
-                    self._finalize()
-                container.on_train_batch_end(end - first - 1, logs)
-                if model.stop_training:
-                    break
-            if evaluate is not None and not model.stop_training:
-                logs |= {f"val_{name}": value for name, value in evaluate().items()}
-            container.on_epoch_end(number, logs)
-            if model.stop_training:
+        self.reset_metrics()
+        logs: Logs | None = {}
+        for begin, end in loops:
+            logs = _logs(self._run(self._test_loop, iterator, end - begin))
+            if end < loops[-1][1] and not goes_on():
+                logs = None
                 break
-        container.on_train_end(logs)
+        self.reset_metrics()
+        return logs
 
-    def _finalize(self) -> None:
+    def reset_metrics(self) -> None:
+        """Starts all means anew."""
+        self.model.reset_metrics()
+        with self.strategy.scope():
+            self._finite.reset()
+
+    def finish(self) -> None:
         """Lets an optimizer that keeps a moving average of the weights write it back, as Keras' `fit` does."""
         with self.strategy.scope():
             for optimizer in internals.optimizers(self.model):
                 optimizer.finalize_variable_values(self.model.trainable_variables)
 
+    def pass_over(self, step: int, end: int) -> None:
+        """Counts the steps `step`..`end`-1 as done, so that what depends on the step goes on with the data."""
+        with self.strategy.scope():
+            for optimizer in internals.optimizers(self.model):
+                if int(optimizer.iterations.numpy()) == step:
+                    optimizer.iterations.assign(end)
+
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
+
     # State of a run, for checkpoints.
 
-    def variables(self) -> dict[str, tf.Variable]:
-        """All that a resumed run needs: weights, state, optimizer and random state, by name."""
+    def state(self) -> dict[str, np.ndarray]:
+        """All that a resumed run needs, by name: weights, state, optimizer, random state, metrics in the making.
+
+        The arrays are those of now: what trains on does not change them. All workers have to ask for them together.
+        """
+        arrays = {}
+        with self.strategy.scope():
+            for name, variable in self._variables().items():
+                if name.startswith(METRICS):  # each replica has its own share of these
+                    arrays[name] = variable.read_value().numpy()
+                else:
+                    # Shares the buffer, which TensorFlow copies before it writes to it; `numpy()` of a variable copies.
+                    arrays[name] = np.asarray(self.strategy.experimental_local_results(variable)[0].value())
+        return arrays
+
+    def signature(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each array of `state`."""
+        return {name: (tuple(v.shape), v.dtype.name) for name, v in self._variables().items()}
+
+    def num_bytes(self) -> int:
+        """Of all arrays of `state`."""
+        return sum(v.dtype.size * v.shape.num_elements() for v in self._variables().values())
+
+    def restore(self, arrays: Mapping[str, np.ndarray], path: str) -> None:
+        """Puts back all of `state`.
+
+        Metrics in the making are put back only if all of them are as they were: others may be asked for today.
+
+        Raises:
+            ConfigError: arrays of weights, optimizer or random state are missing, unknown, or of another form; names
+                all of them. Nothing is put back then.
+        """
+        wanted = self.signature()
+        saved = {name: (tuple(array.shape), array.dtype.name) for name, array in arrays.items()}
+        wrong = [name for name in sorted(wanted.keys() | saved.keys()) if wanted.get(name) != saved.get(name)]
+        fatal = [name for name in wrong if not name.startswith(METRICS)]
+        if fatal:
+            listed = "".join(f"\n  {name}: {_form(saved, name)} saved, {_form(wanted, name)} wanted" for name in fatal)
+            raise ConfigError(
+                "the checkpoint does not fit this model in every variable, so nothing was restored. "
+                f"Received: {path}. Use the options it was trained with, or another model_dir:{listed}"
+            )
+        self.load_state({n: array for n, array in arrays.items() if not (wrong and n.startswith(METRICS))})
+
+    def load_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts back arrays of `state`, by name, on every replica; what is not among them stays."""
+        variables = self._variables()
+        with self.strategy.scope():
+            for name, array in arrays.items():
+                variables[name].assign(array)
+
+    def _variables(self) -> dict[str, tf.Variable]:
         named: dict[str, tf.Variable] = {}
-        groups = {"model": self.model.variables, "random": [self._global_seed]}
+        groups = {
+            MODEL: self.model.variables,
+            "random/": [self._global_seed],
+            METRICS: self.model.metrics_variables,
+        }
         for index, optimizer in enumerate(internals.optimizers(self.model)):
-            groups[f"optimizer_{index}" if index else "optimizer"] = optimizer.variables
+            groups[f"optimizer_{index}/" if index else "optimizer/"] = optimizer.variables
         for group, variables in groups.items():
             for variable in variables:
-                name = f"{group}/{variable.path}"
+                name = f"{group}{variable.path}"
                 if name in named and named[name] is not variable.value:
                     name = f"{name}#{len(named)}"
                 named[name] = variable.value
-        return named
+        return named | {f"{METRICS}{GRADIENT_NORM}": self._finite.state}
 
     def check_integer_state(self) -> None:
         """Counters cannot be averaged, so they have to agree already; better an error than replica 0's view of it."""
@@ -276,15 +334,23 @@ def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> 
     return None
 
 
+def _form(signature: Mapping[str, tuple], name: str) -> str:
+    return "none" if name not in signature else "{1} {0}".format(*signature[name])
+
+
 def _local_tensors(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
     return [t for v in tf.nest.flatten(values) for t in strategy.experimental_local_results(v)]
 
 
-def _plain(logs: dict[str, tf.Tensor]) -> Logs:
+def _logs(out: Mapping[str, Any]) -> Logs:
     """Scalars as floats; a metric with one value a class becomes `<name>_<class>`."""
+    # A mean that nobody updated has no value, least of all 0.
+    unused = {name for name, count in out["counts"].items() if float(count) == 0}
     plain: Logs = {}
-    for name, value in logs.items():
+    for name, value in out["logs"].items():
         array = value.numpy()
+        if name in unused:
+            continue
         if array.ndim == 0:
             plain[name] = float(array)
         else:

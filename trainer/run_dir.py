@@ -22,6 +22,7 @@ CHECKPOINTS = "checkpoints"
 EXPORT = "export"
 REPAIRED = "repaired"
 TENSORBOARD = "tensorboard"
+POSTMORTEM = "postmortem"  # -STEP.json
 INPUT_PROFILE = "profile_input.json"
 INPUT_PICTURE = "profile_input.svg"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorflow-datasets", "numpy", "libtpu")

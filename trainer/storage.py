@@ -4,6 +4,7 @@ failure means for the run.
 gs:// replaces whole objects at once and knows no directories; a local file system needs a rename and several fsyncs.
 """
 
+import contextlib
 import enum
 import errno
 import os
@@ -11,10 +12,12 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
+
+from trainer.errors import ConfigError, RetryError
 
 _T = TypeVar("_T")
 _NO_SPACE = ("no space left", "disk quota exceeded", "file too large")
@@ -25,10 +28,12 @@ _UNREADABLE = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.Inv
 
 # All that a file operation of TensorFlow or Python raises for a reason outside this program.
 FILE_ERRORS = (tf.errors.OpError, OSError)
-MISSING_ERRORS = (tf.errors.NotFoundError, FileNotFoundError, NotADirectoryError)
+_MISSING = (tf.errors.NotFoundError, FileNotFoundError, NotADirectoryError)
 
 
 _HTTP_CODE = re.compile(r"http response code (\d+)")
+_NODE_NAMES = re.compile(r"^\{\{function_node [^}]*\}\} | \[Op:\w+\]$")
+_REASON_CHARS = 600
 
 
 class Fault(enum.Enum):
@@ -54,7 +59,7 @@ def fault(error: BaseException) -> Fault:
         return Fault.SPACE
     if isinstance(error, _DENIED) or _READ_ONLY in text:
         return Fault.DENIED
-    if isinstance(error, MISSING_ERRORS) or "not a directory" in text:
+    if isinstance(error, _MISSING) or "not a directory" in text:
         return Fault.MISSING
     return Fault.UNREADABLE if isinstance(error, _UNREADABLE) else Fault.TRANSIENT
 
@@ -65,9 +70,32 @@ def is_passing(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """The file system's own words, in one line, without TensorFlow's names of nodes and devices."""
-    text = (getattr(error, "message", None) or str(error)).strip() or type(error).__name__
-    return text.splitlines()[0].split("}} ", 1)[-1].removesuffix(" [Op:SaveV2]").removesuffix(" [Op:RestoreV2]")
+    """The file system's own words in one line, Google's on what is not allowed too, without TensorFlow's node names."""
+    text = " ".join((getattr(error, "message", None) or str(error)).split()) or type(error).__name__
+    return _NODE_NAMES.sub("", text)[:_REASON_CHARS]
+
+
+@contextlib.contextmanager
+def explained(directory: str) -> Iterator[None]:
+    """Turns an error of the file system that is about `directory`, and that its user can mend, into one of ours.
+
+    Raises:
+        ConfigError: no permission, or the directory was removed.
+        RetryError: no space left.
+    """
+    try:
+        yield
+    except FILE_ERRORS as error:
+        kind, received = fault(error), f"Received: {directory}: {reason(error)}"
+        if is_local(directory) and kind is Fault.MISSING and not os.path.isdir(directory):
+            raise ConfigError(f"the directory was removed under the run. Use one that stays. {received}") from error
+        if kind is Fault.DENIED:
+            raise ConfigError(
+                f"no permission. Let the run read and write there, or name another. {received}"
+            ) from error
+        if kind is Fault.SPACE:
+            raise RetryError(f"no space left. Make room and run again. {received}") from error
+        raise
 
 
 def retry(work: Callable[[], _T], waits_secs: Sequence[float], again: Callable[[BaseException], bool]) -> _T:

@@ -93,14 +93,14 @@ def test_a_rollback_makes_steps_recomputed_once(passing: _Time) -> None:
     passing.loop(timer, 0, 1, 1.0)
     for begin in range(1, 51, 10):
         passing.loop(timer, begin, begin + 10, 10.0)
-    timer.on_rollback(31)
-    assert timer.reached_step == 31
+    timer.on_rollback(31, 51)
+    assert timer.reached_step == 51, "it goes on behind what was undone"
     assert {k: v for k, v in _spent(account).items() if k != "compiling"} == {"steps": 30.0, "recomputed": 20.0}
-    for begin in range(31, 61, 10):
+    for begin in range(51, 81, 10):
         passing.loop(timer, begin, begin + 10, 10.0)
-    timer.on_rollback(46)  # within a loop: its share
+    timer.on_rollback(66, 81)  # within a loop: its share
     assert {k: v for k, v in _spent(account).items() if k != "compiling"} == {"steps": 45.0, "recomputed": 35.0}
-    timer.on_rollback(31)  # the checkpoint of 46 is no good either
+    timer.on_rollback(31, 81)  # the checkpoint of 66 is no good either
     assert {k: v for k, v in _spent(account).items() if k != "compiling"} == {"steps": 30.0, "recomputed": 50.0}
 
 
@@ -109,7 +109,7 @@ def test_a_rollback_of_a_long_run_is_still_known(passing: _Time) -> None:
     timer = clock.LoopClock(account, start_step=0, reached_before=0)
     for step in range(20_001):
         passing.loop(timer, step, step + 1, 1.0)
-    timer.on_rollback(15_001)
+    timer.on_rollback(15_001, 20_001)
     assert _spent(account) == {"compiling": 1.0, "steps": 15_000.0, "recomputed": 5_000.0}
     assert len(timer._curve) < 5000  # and does not grow with the run
 

@@ -21,10 +21,10 @@ def test_waiting_for_input_is_told_from_training() -> None:
     iterator = iter(tf.data.Dataset.range(100).map(slowly))
     trained.run_train_loop(iterator, 1)
     begun = time.monotonic()
-    _, waited = trained.run_train_loop(iterator, 10)
+    waited = trained.run_train_loop(iterator, 10).input_wait_secs
     total = time.monotonic() - begun
     assert waited > 0.5 * total
     resident = iter(tf.data.Dataset.from_tensors((images[:64], labels[:64])).repeat())
     trained.run_train_loop(resident, 1)
-    _, waited_for_resident = trained.run_train_loop(resident, 10)
+    waited_for_resident = trained.run_train_loop(resident, 10).input_wait_secs
     assert waited_for_resident < 0.1 * waited

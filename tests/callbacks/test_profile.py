@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from trainer import profile_steps
+from trainer import config
 from trainer.callbacks import Loop, profile
 
 
@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path, sai
 
 
 def test_profile_steps_are_two_steps() -> None:
-    assert profile_steps.parse_profile_steps("100, 110") == (100, 110)
+    assert config.profile_range("100, 110") == (100, 110)
     for wrong in ("", "5", "5,5", "7,5", "-1,5", "1,2,3", "a,b", "1.5,2", "²,3"):
         with pytest.raises(ValueError, match=r"profile_steps .*Received: "):
-            profile_steps.parse_profile_steps(wrong)
+            config.profile_range(wrong)

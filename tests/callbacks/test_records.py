@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 
+from tests import gcs
 from tests.callbacks import killed_runs
 from tests.conftest import GUARD_SECS, ROOT, clean_environ
 from trainer import run_dir
@@ -73,7 +74,6 @@ def test_kills_leave_neither_gaps_nor_doubles(tmp_path: pathlib.Path, disk: str)
 
 
 def test_kills_leave_neither_gaps_nor_doubles_on_gcs(tmp_path: pathlib.Path) -> None:
-    gcs = pytest.importorskip("tests.gcs")
     folder = tmp_path / "run"
     with gcs.serve(tmp_path) as storage:
         _run_killed(f"{storage.url}/run", "real", storage.environ())
@@ -125,19 +125,6 @@ def test_a_report_of_the_compiling_loop_alone_has_all_fields(tmp_path: pathlib.P
     log.on_loop_end(Loop(0, 1, 2.0, 0.0, {"loss": 1.0}, 0.1, first=True))
     log.on_loop_end(Loop(1, 2, 0.5, 0.0, {"loss": 1.0}, 0.1, first=False))
     assert [line["train/examples_per_sec"] for line in _lines(tmp_path / run_dir.METRICS)] == [5.0, 20.0]
-
-
-def test_a_rollback_takes_records_back(tmp_path: pathlib.Path) -> None:
-    sinks = [_file(tmp_path), events.Events(str(tmp_path / "tb"))]
-    log = records.Records(lambda step: True, sinks, global_batch_size=1, start_step=0)
-    for step in (*range(6), "back", *range(3, 8)):
-        if step == "back":
-            log.on_rollback(3)
-        else:
-            log.on_loop_end(Loop(step, step + 1, 1.0, 0.0, {"loss": float(step)}, 0.1, first=False))
-    log.on_end()
-    assert [line["step"] for line in _lines(tmp_path / run_dir.METRICS)] == list(range(1, 9))
-    assert [step for step, _ in _scalars(tmp_path / "tb", "train/loss")] == list(range(1, 9))
 
 
 def test_a_torn_line_is_dropped_and_the_highest_step_is_known(tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-gcs = pytest.importorskip("tests.gcs")
+from tests import gcs
+
 pytestmark = pytest.mark.slow
 
 # Holds a lease of the run until it is lost: model_dir, lease_secs, where it pretends to run.

@@ -69,7 +69,7 @@ threading.Thread(target=lambda: (sys.stdin.readline(), ends.set()), daemon=True)
 stall.StallWatch(None, print).start()
 watch = stall.StallWatch(1.0, print, model_dir)
 watch.start()
-with watch.paused():
+with watch.patient():
     time.sleep(1.5)
 print("training")
 while not ends.is_set():

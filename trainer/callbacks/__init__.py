@@ -12,7 +12,7 @@ class Loop:
         seconds: of the whole call, by the monotonic clock.
         input_wait_secs: seconds of these that were spent waiting for the next batch.
         logs: metrics since their last reset: `loss`, `accuracy`, ..., `gradient_norm`.
-        learning_rate: of the last step.
+        learning_rate: once `end` steps are done.
         first: whether it is this process' first, which holds the compilation.
     """
 
@@ -37,8 +37,8 @@ class Callback:
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The model of `step` was evaluated."""
 
-    def on_rollback(self, step: int) -> None:
-        """The run went back to the checkpoint of `step` in this process; what came after it is void."""
+    def on_rollback(self, begin: int, end: int) -> None:
+        """What steps `begin`, ..., `end` - 1 had done was undone. They are not done again; the run goes on at `end`."""
 
     def on_end(self) -> None:
         """Nothing more will be called, be the run finished, stopped or failed."""

@@ -112,7 +112,9 @@ class LoopClock(Callback):
         self._curve = [(start_step, 0.0)]
 
     def on_loop_begin(self, step: int) -> None:
-        """Starts the clock of a loop."""
+        """Starts the clock of a loop; with the first one the start-up is over."""
+        if self._first:
+            self._clock.start_is_over()
         self._depth = self._clock.begin("compiling" if self._first else "steps")
 
     def on_loop_end(self, loop: Loop) -> None:
@@ -131,13 +133,12 @@ class LoopClock(Callback):
         again = self._clock.move(busy * done_before, "steps", "recomputed")
         self._add_to_curve(loop.end, busy - again)
 
-    def on_rollback(self, step: int) -> None:
-        """Counts the steps after `step` as recomputed: they are done again, and then count."""
+    def on_rollback(self, begin: int, end: int) -> None:
+        """Counts what was undone as recomputed."""
         at_end = self._curve[-1][1]
-        kept = self._curve_at(step)
+        kept = self._curve_at(begin)
         self._clock.move(at_end - kept, "steps", "recomputed")
-        self._curve = [point for point in self._curve if point[0] < step] + [(step, kept)]
-        self.reached_step = step
+        self._curve = [point for point in self._curve if point[0] < begin] + [(begin, kept), (end, kept)]
 
     def on_end(self) -> None:
         """Stops the clock of a loop that an error left."""

@@ -5,7 +5,7 @@ import pathlib
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -26,7 +26,7 @@ class Record:
 class Sink(Protocol):
     """Where records go. A run that goes on, or goes back, first drops what lies beyond its step."""
 
-    def drop_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> Any:
         """Voids the records of later steps: they will be written again."""
 
     def write(self, record: Record) -> None:
@@ -72,12 +72,6 @@ class Records(Callback):
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the record of an evaluation."""
         self._write(Record(step, {f"eval/{name}": float(value) for name, value in metrics.items()}))
-
-    def on_rollback(self, step: int) -> None:
-        """Drops what the run will write again."""
-        self._loops.clear()
-        for sink in self._sinks:
-            sink.drop_after(step)
 
     def flush(self) -> None:
         """Makes all records durable. Call it before a checkpoint is committed: a run that goes on from there does not

@@ -30,6 +30,19 @@ _STORAGE_ERRORS = (tf.errors.OpError, OSError, ValueError)  # ValueError: not JS
 _log = logging.getLogger(__name__)
 
 
+def wait_until_free(model_dir: str, lease_secs: float) -> None:
+    """Makes sure that nobody holds the lease, as `acquire` does, but takes nothing and makes no directory.
+
+    Raises:
+      RetryError: another run holds it.
+      tf.errors.OpError: the directory cannot be read.
+    """
+    file = StatusFile(model_dir)
+    found = _load_anyhow(file)
+    if found is not None and found.state == "running" and not is_dead(found):
+        _await_silence(file, found, lease_secs)
+
+
 def acquire(
     model_dir: str,
     lease_secs: float,
@@ -39,8 +52,7 @@ def acquire(
 ) -> "Lease":
     """Takes the lease of model_dir, made where it does not exist, and keeps it alive in a thread.
 
-    Waits up to `lease_secs` if the lease may be stale, which the log then says. Call early, and `Lease.confirm` before
-    the first write.
+    Waits up to `lease_secs` if the lease may be stale, which the log then says. `Lease.confirm` before the first write.
 
     Args:
       model_dir: local or gs://.
@@ -64,9 +76,7 @@ def acquire(
                 settle_secs = 0.0 if alone else _SETTLE_SECS
                 try:
                     return Lease(file, new_status(found), lease_secs, settle_secs, on_lost, on_trouble)
-                except (
-                    tf.errors.NotFoundError
-                ) as error:  # where no lock holds, another one's .part took the place of ours
+                except tf.errors.NotFoundError as error:  # without a lock another one's .part took the place of ours
                     raise RetryError(f"Another run began in {file.directory} at this moment. Run again.") from error
         if silent is not None:  # and then it was not, after all
             raise _in_use(file, found)
@@ -103,6 +113,11 @@ class Lease:
         file.store(status)
         self._settled_at = time.monotonic() + settle_secs
         threading.Thread(target=self._beat_on, name="lease", daemon=True).start()
+
+    @property
+    def last_step(self) -> int | None:
+        """The step last known to have been reached, by this start or by one before."""
+        return self._status.step
 
     def update(self, step: int | None = None, phase: str | None = None) -> None:
         """Notes progress for the next beat: a step, or the name of what the run does now. Costs nothing."""

@@ -16,6 +16,7 @@ from trainer.errors import EXIT_RETRY
 _STDERR = 2
 _LAST_WORDS_SECS = 10.0  # for the file and for `on_stall`, each: what they need may be what hangs
 _MAX_TICK_SECS = 1.0
+_PATIENCE = 10
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class StallWatch:
         self._on_stall = on_stall
         self._model_dir = model_dir
         self._idle_secs = 0.0
-        self._paused = 0
+        self._patience = 1
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -52,14 +53,14 @@ class StallWatch:
         self._idle_secs = 0.0
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Does not count while something runs that may take any time, like the first compilation."""
-        self._paused += 1
+    def patient(self) -> Iterator[None]:
+        """Waits ten times as long while something runs that gives no sign of life, like the first compilation."""
+        self._patience = _PATIENCE
         try:
             yield
         finally:
             self.beat()
-            self._paused -= 1
+            self._patience = 1
 
     def stop(self) -> None:
         """Ends the watch for good."""
@@ -71,11 +72,10 @@ class StallWatch:
         before = time.monotonic()
         while not self._stopped.wait(tick):
             now = time.monotonic()
-            if not self._paused:
-                # A tick that took longer is one in which nobody ran, the main thread no more than this one.
-                self._idle_secs += min(now - before, 2 * tick)
+            # A tick that took longer is one in which nobody ran, the main thread no more than this one.
+            self._idle_secs += min(now - before, 2 * tick)
             before = now
-            if self._idle_secs >= limit and not self._paused:
+            if self._idle_secs >= limit * self._patience:
                 self._end(limit)
 
     def _end(self, limit: float) -> None:

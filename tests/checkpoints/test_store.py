@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import resource
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checkpoints_worker import Workers, assert_state, state, store, workers
+from tests.checkpoints.worker import Workers, assert_state, state, store, workers
 from tests.gcs import Gcs, gcs  # noqa: F401
-from trainer import bundle
-from trainer.checkpoints import Checkpoints, load_weights
+from trainer.checkpoints import bundle
+from trainer.checkpoints.store import Checkpoints, load
 from trainer.errors import ConfigError, RetryError
 
 KILLED = -9
@@ -187,8 +188,11 @@ def test_facts_are_amended_without_writing_arrays(directory: str, other_process:
 def test_other_arrays_of_the_same_step_replace_the_old_ones(directory: str) -> None:
     checkpoints = store(directory, keep=1)
     _save(checkpoints, 1)
-    checkpoints.save(1, state(77), {})
+    checkpoints.save(1, other := state(77), {})
     checkpoints.wait()
+    saved = store(directory).newest()
+    assert saved is not None
+    np.testing.assert_array_equal(saved.arrays["model/dense/bias"], other["model/dense/bias"])
     _save(checkpoints, 1)  # and back: these bytes are no longer there
     assert_state(store(directory).newest(), 1)
     _save(checkpoints, 1)
@@ -264,11 +268,10 @@ def test_a_damaged_one_does_not_outlive_what_is_whole(directory: str) -> None:
     for step in (1, 2):
         _save(store(directory, keep=3), step)
     _damage(directory, 2, "a byte of data")
-    checkpoints = store(directory, keep=1, keep_best=0)
+    checkpoints = store(directory, keep=2, keep_best=1)
     assert_state(checkpoints.newest(), 1)
-    checkpoints.save(9, state(9), {})
-    checkpoints.wait()
-    assert _steps(checkpoints) == [9]
+    _save(checkpoints, 9)
+    assert _steps(checkpoints) == [1, 9]
 
 
 def test_only_damaged_ones_are_an_error(directory: str) -> None:
@@ -276,9 +279,16 @@ def test_only_damaged_ones_are_an_error(directory: str) -> None:
         _save(store(directory, keep=3), step)
     _damage(directory, 1, "data gone")
     _damage(directory, 2, "marker garbage")
-    with pytest.raises(ConfigError, match=r"(?s)every checkpoint is damaged.*/2: .*/1: ") as error:
+    with pytest.raises(ConfigError, match=r"(?s)no checkpoint is whole.*/2: .*/1: ") as error:
         store(directory).newest()
     assert error.value.exit_code == 78
+
+
+def test_where_none_has_the_metric_damage_does_not_matter(directory: str) -> None:
+    for step in (1, 2):
+        _save(store(directory), step)
+    _damage(directory, 2, "marker garbage")
+    assert store(directory).best() is None
 
 
 def test_a_fence_that_is_lost_commits_nothing(directory: str) -> None:
@@ -357,14 +367,15 @@ def test_a_full_disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, mo
         monkeypatch.setenv("PATH", "")
     disk, alerts = tmp_path / "disk", []
     with _small_disk(disk):
-        checkpoints = store(str(disk / "checkpoints"), on_failure=alerts.append)
+        # A try that cannot help would wait for an hour.
+        checkpoints = store(str(disk / "checkpoints"), on_failure=alerts.append, retry_waits_secs=(3600.0,))
         _save(checkpoints, 1)
         big = {"model/kernel": np.ones(3 << 20, np.uint8)}
         for step in (2, 3):
             checkpoints.save(step, big, {})
         with pytest.raises(RetryError, match=r"step 3 .*safe is of step 1\. no space left on .* 3 MiB needed"):
             checkpoints.wait()
-        assert len(alerts) == 2, "one a save, without tries that cannot help"
+        assert len(alerts) == 2
         assert not list(disk.glob("*/[23]/*")), "half a checkpoint would keep the disk full"
         _save(checkpoints, 4)  # it fits: the run goes on, and failures are counted anew
         for step in (5, 6, 7):
@@ -382,14 +393,14 @@ def test_room_is_checked_before_it_is_needed(directory: str) -> None:
     store("gs://bucket/checkpoints").check_space(1 << 50)
 
 
-def test_a_directory_that_is_removed_under_the_run(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("saved_before", [True, False])
+def test_a_directory_that_is_removed_under_the_run(tmp_path: pathlib.Path, saved_before: bool) -> None:
     model_dir, alerts = tmp_path / "run", []
     model_dir.mkdir()
     checkpoints = store(str(model_dir / "checkpoints"), on_failure=alerts.append)
-    _save(checkpoints, 1)
-    for path in sorted(model_dir.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    model_dir.rmdir()
+    if saved_before:
+        _save(checkpoints, 1)
+    shutil.rmtree(model_dir)
     checkpoints.save(2, state(2), {})
     with pytest.raises(ConfigError, match="is gone"):
         checkpoints.wait()
@@ -412,10 +423,12 @@ def test_killed_before_any_file_operation(
     assert local_workers.call("save_and_die", directory, 0) == (0, "")
     seen: set[str] = set()
     for operation in range(100):
-        code, text = local_workers.call("save_and_die", directory, step, {"operation": operation})
+        code, text = local_workers.call("save_and_die", directory, step, operation)
         saved = store(directory).newest()
         assert saved is not None and saved.step in (step, step + 1), text
         assert_state(saved, saved.step)
+        for marker in pathlib.Path(directory).glob("*/COMMIT.json"):
+            load(str(marker.parent), only="model/")
         seen.add("new" if saved.step > step else "before")
         if saved.step > step and code == KILLED and "removing" not in seen:
             seen.add("removing")
@@ -431,17 +444,17 @@ def test_killed_before_any_file_operation(
 
 def test_killed_at_random_moments(local_workers: Workers, directory: str, caplog: pytest.LogCaptureFixture) -> None:
     """Saving without end, each save of 8 MB."""
-    step = 0
-    for _ in range(15):
-        after_secs = random.uniform(0.05, 0.25)
-        code, text = local_workers.call("save_and_die", directory, step, {"after_secs": after_secs})
+    step = kills = 0
+    while kills < 15 or step < 3:  # later and later, for a machine that is slow
+        kills += 1
+        after_secs = random.uniform(0.05, 0.25) * (1 + kills / 15)
+        code, text = local_workers.call("save_and_die", directory, step, None, after_secs)
         assert code == KILLED, text
         saved = store(directory).newest()
         if saved is not None:
             assert saved.step >= step, "nothing that was complete is lost"
             step = saved.step
             assert_state(saved, step, size=200_000)
-    assert step > 15
     assert "damaged" not in caplog.text
 
 
@@ -457,6 +470,16 @@ def test_on_a_bucket(gcs: Gcs, scenario: str, max_retries: int) -> None:  # noqa
     server = dataclasses.asdict(gcs) | {"ca": str(gcs.ca)}
     with workers(gcs.environ(max_retries=max_retries)) as started:
         code, text = started.call(scenario, server)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("fault", [{"code": 503}, {"drop": "response"}, {"drop": "request"}])
+def test_a_bucket_that_cannot_be_read_is_not_empty(gcs: Gcs, fault: dict) -> None:  # noqa: F811
+    server = dataclasses.asdict(gcs) | {"ca": str(gcs.ca)}
+    with workers(gcs.environ(max_retries=0)) as started:
+        assert started.call("save_one_to_bucket", server) == (0, "")
+        # Another process, for this one remembers for a while which directories there are.
+        code, text = started.call("find_nothing_on_bucket", server, fault | {"times": None})
     assert code == 0, text
 
 
@@ -481,7 +504,7 @@ def test_weights_of_another_run(tmp_path: pathlib.Path, what: str) -> None:
     checkpoints = store(str(tmp_path / "checkpoints"))
     for step in (1, 2):
         _save(checkpoints, step)
-    saved = load_weights(str(tmp_path / what))
+    saved = load(str(tmp_path / what), only="model/")
     assert saved.step == (1 if "1" in what else 2)
     assert saved.arrays.keys() == {"model/dense/kernel", "model/dense/bias"}, "the optimizer's are not even read"
     np.testing.assert_array_equal(saved.arrays["model/dense/bias"], state(saved.step)["model/dense/bias"])
@@ -489,4 +512,4 @@ def test_weights_of_another_run(tmp_path: pathlib.Path, what: str) -> None:
 
 def test_weights_that_are_not_there(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"no checkpoint is there. Received: {tmp_path}")):
-        load_weights(str(tmp_path))
+        load(str(tmp_path))

@@ -21,8 +21,9 @@ import numpy as np
 
 from tests.conftest import clean_environ
 from tests.gcs import Fault, Gcs
-from trainer import bundle, storage
-from trainer.checkpoints import Checkpoints
+from trainer import storage
+from trainer.checkpoints import bundle
+from trainer.checkpoints.store import Checkpoints
 from trainer.errors import ConfigError, RetryError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -73,7 +74,7 @@ class Workers:
 def workers(environ: Mapping[str, str] | None = None) -> Iterator[Workers]:
     """Workers until the block ends, with more environment."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.checkpoints_worker"],
+        [sys.executable, "-m", "tests.checkpoints.worker"],
         cwd=ROOT,
         env=clean_environ() | {"TF_CPP_MIN_LOG_LEVEL": "2"} | dict(environ or {}),
         stdin=subprocess.PIPE,
@@ -90,7 +91,7 @@ def workers(environ: Mapping[str, str] | None = None) -> Iterator[Workers]:
 # What can be called.
 
 
-def save_and_die(directory: str, before: int, *, operation: int | None = None, after_secs: float | None = None) -> None:
+def save_and_die(directory: str, before: int, operation: int | None = None, after_secs: float | None = None) -> None:
     """Saves steps until it is killed: before the given file operation of step `before + 1`, or after some time."""
     checkpoints = store(directory, keep=1, keep_best=0)
     checkpoints.newest()
@@ -158,6 +159,7 @@ def save_through_faults(server: dict) -> None:
         Fault(drop="response", times=2),
         Fault(code=503, times=2, path="COMMIT.json"),
         Fault(lose=True, method="PUT", path="upload_id"),
+        Fault(lose=True, method="POST", path="rewriteTo.*data-00000-of-00001$"),
     ]
     for step, fault in enumerate(faults):
         gcs.set_faults(fault)
@@ -165,6 +167,8 @@ def save_through_faults(server: dict) -> None:
         checkpoints.wait()
         gcs.set_faults()
         assert_state(store(checkpoints.directory).newest(), step)
+        kept = [name for name in gcs.objects() if f"checkpoints/{step}/" in name and not name.endswith("/")]
+        assert len(kept) == 3, f"of tries that failed nothing is left: {kept}"
 
 
 def _raise(message: str) -> None:
@@ -178,9 +182,14 @@ def fail_on_bucket(server: dict) -> None:
     checkpoints = store(f"{gcs.url}/run/checkpoints", on_failure=alerts.append, retry_waits_secs=(0.01,))
     checkpoints.save(1, state(1), {})
     checkpoints.wait()
-    for fault in (Fault(code=503, times=None), Fault(drop="response", times=None), Fault(drop="request", times=None)):
-        gcs.set_faults(fault)
-        _expect(RetryError, "Run again", lambda: store(checkpoints.directory, retry_waits_secs=()).newest())
+    gcs.set_faults(Fault(lose=True, times=None, method="POST", path="rewriteTo.*data-00000-of-00001$"))
+    checkpoints.save(9, state(9), {})
+    _expect(RetryError, "not kept as it was written", checkpoints.wait)
+    assert not [name for name in gcs.objects() if "checkpoints/9/a" in name], gcs.objects()
+    alerts.clear()
+    gcs.set_faults()
+    checkpoints.save(1, state(1), {})
+    checkpoints.wait()
     gcs.set_faults(Fault(code=503, times=None, method="PUT|POST"))
     checkpoints.save(2, state(2), {})
     _expect(RetryError, "safe is of step 1", checkpoints.wait)
@@ -194,6 +203,22 @@ def fail_on_bucket(server: dict) -> None:
     _expect(ConfigError, "read permission", lambda: store(checkpoints.directory).newest())
     gcs.set_faults()
     assert_state(store(checkpoints.directory).newest(), 1)
+
+
+def save_one_to_bucket(server: dict) -> None:
+    """Saves step 1."""
+    checkpoints = store(f"{Gcs(**server).url}/run/checkpoints")
+    checkpoints.save(1, state(1), {})
+    checkpoints.wait()
+
+
+def find_nothing_on_bucket(server: dict, fault: dict) -> None:
+    """A bucket that cannot be read is no bucket without checkpoints: the run would begin anew over them."""
+    gcs = Gcs(**server)
+    gcs.set_faults(Fault(**fault))
+    _expect(RetryError, "Run again", store(f"{gcs.url}/run/checkpoints").newest)
+    gcs.set_faults()
+    assert_state(store(f"{gcs.url}/run/checkpoints").newest(), 1)
 
 
 def _expect(kind: type[Exception], text: str, work: Callable[[], Any]) -> None:
@@ -256,9 +281,7 @@ def _run(name: str, args: list) -> tuple[int, str]:
         os.dup2(writing, 2)
         code = 0
         try:
-            positional = [arg for arg in args if not isinstance(arg, dict) or "port" in arg]
-            named = {key: value for arg in args if arg not in positional for key, value in arg.items()}
-            globals()[name](*positional, **named)
+            globals()[name](*args)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
             code = 1

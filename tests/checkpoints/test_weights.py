@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from trainer.checkpoints.weights import choose_weights
 from trainer.errors import ConfigError
-from trainer.init_weights import choose_weights
 
 SAVED = {
     "model/body/kernel": np.ones((3, 4), np.float32),

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer import bundle, storage
-from trainer.bundle import DamagedError
+from trainer import storage
+from trainer.checkpoints import bundle
+from trainer.checkpoints.bundle import DamagedError
 from trainer.errors import ConfigError, RetryError
 from trainer.storage import Fault
 
@@ -112,10 +113,10 @@ class CheckpointDir:
         return {step for step in self._steps() if MARKER in storage.names(self.of(step))}
 
     def markers(self) -> dict[int, Marker]:
-        """The markers that can be read, by step."""
+        """The markers that are no garbage, by step."""
         found = {}
-        for step in self._steps():
-            with contextlib.suppress(DamagedError, *storage.MISSING_ERRORS):
+        for step in self.marked():
+            with contextlib.suppress(DamagedError):
                 found[step] = self._marker(step)
         return found
 
@@ -136,14 +137,15 @@ class CheckpointDir:
             marker = self._whole_or_warn(step, functools.partial(self._marker, step), damaged)
             if marker is not None:
                 found.append(marker)
-        for marker in order(found):
+        candidates = order(found)
+        for marker in candidates:
             saved = self._whole_or_warn(marker.step, functools.partial(self._read, marker, only), damaged)
             if saved is not None:
                 return saved
-        if damaged:
+        if damaged and (candidates or not found):
             raise ConfigError(
-                "every checkpoint is damaged, and a run is not begun anew over them. Restore one from a copy, or use "
-                "another model_dir. Received:" + "".join(f"\n  {text}" for text in damaged)
+                "no checkpoint is whole, and a run is not begun anew over damaged ones. Restore one from a copy, or "
+                "use another model_dir. Received:" + "".join(f"\n  {text}" for text in damaged)
             )
         return None
 
@@ -189,14 +191,16 @@ class CheckpointDir:
         storage.remove(f"{self.of(step)}/{MARKER}")
         storage.remove_directory(self.of(step))
 
-    def remove_leftovers(self, keep: Mapping[int, Marker]) -> None:
-        """Removes what killed saves left: steps without a marker, and bundles beside the one of a marker in `keep`."""
+    def remove_leftovers(self) -> None:
+        """Removes steps without a marker: what killed saves left."""
         marked = self.marked()
         for step in self._steps():
             if step not in marked:
                 storage.remove_directory(self.of(step))
-        for step, marker in keep.items():
-            self._remove_files(self.of(step), but=(MARKER, f"{marker.bundle_name}."))
+
+    def remove_strays(self, marker: Marker) -> None:
+        """Removes what lies beside the bundle of a marker: what a rewrite replaced, and tries that failed."""
+        self._remove_files(self.of(marker.step), but=(MARKER, f"{marker.bundle_name}."))
 
     def leftover_bytes(self) -> int:
         """Bytes that `remove_leftovers` would free in a local directory."""

@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved while training goes on, complete or not there at all, found again and kept few.
 
 This file: when a save runs, what its failure means for the run, which checkpoints stay.
-checkpoint_dir.py: what lies in the directory, what makes it complete and whole. bundle.py: the bytes of arrays.
+directory.py: what lies in the directory, what makes it complete and whole. bundle.py: the bytes of arrays.
 
 The store knows arrays by name and nothing of where they come from. Only the chief saves; every worker may read.
 """
@@ -12,11 +12,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from trainer import checkpoint_dir, storage
-from trainer.bundle import DamagedError
-from trainer.checkpoint_dir import Arrays, CheckpointDir, Marker, Saved
+from trainer import storage
+from trainer.checkpoints import directory as directory_lib
+from trainer.checkpoints.bundle import DamagedError
+from trainer.checkpoints.directory import Arrays, CheckpointDir, Marker, Saved
 from trainer.errors import ConfigError, RetryError
 from trainer.storage import Fault
 
@@ -25,7 +26,6 @@ RETRY_WAITS_SECS = (1.0, 2.0, 4.0, 8.0)
 # One failed save is bad luck. After so many in a row a run would only get further from its last checkpoint.
 MAX_FAILED_SAVES = 3
 _MIB = 1 << 20
-_WEIGHTS = "model/"
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ class Checkpoints:
         keep: how many of the newest stay.
         keep_best: how many of the best stay besides.
         best_metric: name in `facts["metrics"]`; a checkpoint without it, or with NaN, is never best.
-        best_goal: whether less or more of it is better.
+        best_goal: min or max: whether less or more of it is better.
         fence: raises when this process no longer owns the run; asked before anything is removed or committed.
         on_failure: told once of every save that failed for good, in the thread that saves.
-        say: told of every commit, in the thread that saves.
+        on_commit: told the step of every checkpoint that is complete, in the thread that saves.
         retry_waits_secs: waits before a save or a read that failed for a passing reason is tried again.
 
     Attributes:
@@ -63,10 +63,10 @@ class Checkpoints:
         keep: int,
         keep_best: int,
         best_metric: str,
-        best_goal: Literal["min", "max"],
+        best_goal: str,
         fence: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda message: None,
-        say: Callable[[str], None] = _log.info,
+        on_commit: Callable[[int], None] = lambda step: None,
         retry_waits_secs: Sequence[float] = RETRY_WAITS_SECS,
     ):
         if keep < 1 or keep_best < 0:
@@ -77,7 +77,7 @@ class Checkpoints:
         self._dir = CheckpointDir(directory, retry_waits_secs)
         self._keep, self._keep_best = keep, keep_best
         self._best_metric, self._sign = best_metric, {"min": 1, "max": -1}[best_goal]
-        self._fence, self._on_failure, self._say = fence, on_failure, say
+        self._fence, self._on_failure, self._on_commit = fence, on_failure, on_commit
         self._waits = retry_waits_secs
         self._thread: threading.Thread | None = None
         self._failures: list[_Failure] = []  # of the saves since the last that succeeded
@@ -85,6 +85,7 @@ class Checkpoints:
         self._safe: int | None = None  # step of the newest checkpoint known to be complete
         self._whole: set[int] = set()  # steps whose bundle this process has seen whole
         self._was_there = False
+        self._scores: dict[int, float] = {}  # of complete checkpoints that have the metric, the less the better
 
     def save(self, step: int, arrays: Arrays | Callable[[], Arrays], facts: Mapping[str, Any]) -> None:
         """Begins to save in the background, once the save before is done; `arrays` must not change any more.
@@ -146,15 +147,26 @@ class Checkpoints:
             ConfigError: there are checkpoints and all are damaged, or may not be read.
             RetryError: storage could not be read.
         """
+        self._join()
         saved = self._dir.first_whole(_by_age)
         if saved is not None:
+            markers = self._again(self._dir.markers)
+            self._scores = {step: self._score(marker.facts) for step, marker in markers.items()}
+            self._scores = {step: score for step, score in self._scores.items() if not math.isnan(score)}
             self._safe = saved.step
             self._whole.add(saved.step)
         return saved
 
     def best(self) -> Saved | None:
         """The best checkpoint whose bytes are whole; None where none has the metric. Raises as `newest`."""
+        self._join()
         return self._dir.first_whole(self._by_metric)
+
+    def is_among_best(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a checkpoint with these metrics would stay as one of the best, as far as this process knows them."""
+        score = self._score({"metrics": metrics})
+        best = sorted(self._scores.values())[: self._keep_best]
+        return not math.isnan(score) and (len(best) < self._keep_best or score <= max(best, default=-math.inf))
 
     def check_space(self, num_bytes: int) -> None:
         """Refuses a directory without room for one checkpoint of `num_bytes`; on gs:// there is always room.
@@ -185,7 +197,7 @@ class Checkpoints:
                 self._on_failure(failure.message)
             else:
                 self._failures.clear()
-                self._say(f"saved the checkpoint of step {step} in {time.perf_counter() - begun:.1f} s")
+                self._on_commit(step)
                 self._tidy(self._remove_old)
         except BaseException as error:  # nobody stands above a thread: the run's next call gets it
             self._error = error
@@ -200,8 +212,8 @@ class Checkpoints:
         if self._safe is None and newest is not None:
             self._safe = newest.step
         old = markers.get(step)
-        self._tidy(lambda: self._dir.remove_leftovers({} if old is None else {step: old}))
-        described = checkpoint_dir.describe(arrays)
+        self._tidy(self._dir.remove_leftovers)
+        described = directory_lib.describe(arrays)
         if old is not None and old.arrays == described and self._is_whole(old, arrays):
             name = old.bundle_name
         else:
@@ -214,6 +226,8 @@ class Checkpoints:
         self._again(commit)
         self._safe = step
         self._whole.add(step)
+        if not math.isnan(score := self._score(facts)):
+            self._scores[step] = score
         self._dir.damaged.discard(step)
 
     def _require_directory(self) -> None:
@@ -256,9 +270,11 @@ class Checkpoints:
         return RetryError(f"{prefix}{last.message}. Run again once storage has room and answers")
 
     def _remove_old(self) -> None:
-        """Removes what is neither among the newest nor among the best, and what is damaged."""
-        whole = [marker for step, marker in self._dir.markers().items() if step not in self._dir.damaged]
-        stay = {marker.step for marker in _by_age(whole)[: self._keep]}
+        """Removes what is neither among the newest nor among the best, what is damaged, and tries that failed."""
+        whole = _by_age([marker for step, marker in self._dir.markers().items() if step not in self._dir.damaged])
+        for marker in whole[:1]:
+            self._dir.remove_strays(marker)
+        stay = {marker.step for marker in whole[: self._keep]}
         stay |= {marker.step for marker in self._by_metric(whole)[: self._keep_best]}
         for step in self._dir.marked() - stay:
             self._whole.discard(step)
@@ -273,12 +289,13 @@ class Checkpoints:
 
     def _by_metric(self, markers: Sequence[Marker]) -> list[Marker]:
         """Those that can be best, best first; of equals the newer."""
-        scored = []
-        for marker in markers:
-            value = (marker.facts.get("metrics") or {}).get(self._best_metric)
-            if value is not None and not math.isnan(value):
-                scored.append((self._sign * value, -marker.serial, marker))
+        scored = [(self._score(marker.facts), -marker.serial, marker) for marker in markers]
+        scored = [entry for entry in scored if not math.isnan(entry[0])]
         return [marker for _, _, marker in sorted(scored, key=lambda entry: entry[:2])]
+
+    def _score(self, facts: Mapping[str, Any]) -> float:
+        """The less the better; NaN for what can never be best."""
+        return self._sign * (facts.get("metrics") or {}).get(self._best_metric, math.nan)
 
     @contextlib.contextmanager
     def _stalled(self) -> Iterator[None]:
@@ -300,19 +317,21 @@ class Checkpoints:
         self._thread = None
 
 
-def load_weights(path: str, *, retry_waits_secs: Sequence[float] = RETRY_WAITS_SECS) -> Saved:
-    """The arrays under `model/` of the newest whole checkpoint that `path` means, for `init_weights.choose_weights`.
+def load(path: str, *, only: str = "", retry_waits_secs: Sequence[float] = RETRY_WAITS_SECS) -> Saved:
+    """The newest whole checkpoint that `path` means.
 
     Args:
         path: a model_dir, its directory of checkpoints, or one checkpoint.
+        only: what names of arrays begin with to be read.
+        retry_waits_secs: waits before a read that failed for a passing reason is tried again.
 
     Raises:
         ConfigError: nothing complete is there, or all of it is damaged.
         RetryError: storage could not be read.
     """
-    directory, step = checkpoint_dir.one_of(path, retry_waits_secs)
+    directory, step = directory_lib.one_of(path, retry_waits_secs)
     saved = directory.first_whole(
-        lambda markers: [marker for marker in _by_age(markers) if step in (None, marker.step)], only=_WEIGHTS
+        lambda markers: [marker for marker in _by_age(markers) if step in (None, marker.step)], only=only
     )
     if saved is None:
         raise ConfigError(f"no complete checkpoint is there. Received: {path}")

@@ -27,8 +27,8 @@ def start_up(
 
 
 def results(metrics: Mapping[str, float], examples_per_sec: float | None, account: Sequence[tuple[str, str]]) -> str:
-    """The table after training: metrics, throughput, and the account of its time (`Receipt.rows`, `account`)."""
-    rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
+    """The table at the end: evaluation metrics, throughput, and the account of its time (`Receipt.rows`, `account`)."""
+    rows = [(f"eval {name}", f"{value:.4f}") for name, value in metrics.items()]
     if examples_per_sec is not None:
         rows.append(("examples/s", f"{examples_per_sec:,.0f}"))
     return table([*rows, *account])

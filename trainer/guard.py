@@ -61,7 +61,7 @@ class Guard:
         """
         folder, seconds = self._folder, self._config.lease_secs
         with self._clock.measure("waiting"):
-            self._lease = lease.acquire(folder.path, seconds, on_trouble=self._tell_of_trouble)
+            self._lease = lease.acquire(folder.path, seconds, on_trouble=self.tell_of_trouble)
         self._lease.confirm()
         replace = functools.partial(folder.replace, run_dir.RECEIPT)
         self.receipt = Receipt(folder.read(run_dir.RECEIPT), seconds=self._clock.seconds, write=replace)
@@ -69,7 +69,8 @@ class Guard:
         self.step_before = max(self.receipt.reached_before, self._lease.last_step or 0)
         threading.Thread(target=self._keep_accounts, name="receipt", daemon=True).start()
 
-    def _tell_of_trouble(self, message: str) -> None:
+    def tell_of_trouble(self, message: str) -> None:
+        """Alerts of what could not be written."""
         self.alerts.send("failing_saves", message)
 
     def confirm(self) -> None:

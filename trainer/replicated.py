@@ -212,6 +212,11 @@ class Replicated:
                 if int(optimizer.iterations.numpy()) == step:
                     optimizer.iterations.assign(end)
 
+    @property
+    def halts_exactly(self) -> bool:
+        """Whether a step that is not finite changes nothing at all: of several optimizers one may have been applied."""
+        return len(internals.optimizers(self.model)) == 1
+
     def learning_rate(self) -> float:
         """Of the next step."""
         return float(tf.convert_to_tensor(self.model.optimizer.learning_rate))

@@ -10,13 +10,13 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from trainer import storage
 from trainer.callbacks import Callback, Loop
+from trainer.checkpoints.store import Checkpoints
+from trainer.config import Config
 from trainer.errors import ConfigError, RetryError, TrainerError
 from trainer.plan import Plan
 from trainer.replicated import METRICS, Logs, Replicated
@@ -24,8 +24,6 @@ from trainer.replicated import METRICS, Logs, Replicated
 # Of the time from a request to stop to the end of the process: what is left for writing the last words.
 _LAST_WORDS_SECS = 1.0
 _MAX_FAILED_FLUSHES = 3  # in a row
-
-Arrays = Mapping[str, np.ndarray]
 
 _log = logging.getLogger(__name__)
 
@@ -49,21 +47,6 @@ class Position:
         facts = dataclasses.asdict(self)
         del facts["step"]
         return facts
-
-
-class Store(Protocol):
-    """Where checkpoints go (`checkpoints.Checkpoints`)."""
-
-    write_secs: float
-
-    def save(self, step: int, arrays: Callable[[], Arrays], facts: Mapping[str, Any]) -> None:
-        """Begins to write the state after `step` steps, or, where that is there already, renews its facts."""
-
-    def wait(self) -> None:
-        """Until all is written."""
-
-    def is_among_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a checkpoint with these metrics would be kept as one of the best."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,28 +73,17 @@ class Surroundings:
     measure: Callable[[str], contextlib.AbstractContextManager[None]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """What to do when, of the options of the run."""
-
-    on_nonfinite: str
-    max_nonfinite: int
-    grace_secs: float
-    checkpoint_every_secs: float | None
-    steps_per_loop: int
-    evaluates: bool
-
-
 class Training:
     """Trains from a position to the last step of the plan. `at` says how far it is, at any time.
 
     Args:
         at: where to begin; the state of `replicated` is that of there.
         batches: iterator over the global batches from a step on.
-        evaluate: metrics over the evaluation split, or None where `goes_on`, asked now and then, said no.
-        store: for checkpoints; None on workers that write none.
+        evaluate: metrics over the evaluation split, or None where `goes_on`, asked now and then, said no; None in place
+            of it: the run evaluates nothing.
+        store: of checkpoints; all workers read them, the chief writes them.
+        is_chief: whether this worker is the one that writes.
         flush: makes all records so far durable: a run that goes on from a checkpoint does not write them again.
-        newest: (step, arrays) of the newest checkpoint, for going back; None where there is none.
         callbacks: are told of loops and evaluations, in this order.
     """
 
@@ -120,24 +92,29 @@ class Training:
         at: Position,
         replicated: Replicated,
         plan: Plan,
-        policy: Policy,
+        config: Config,
         around: Surroundings,
         *,
         batches: Callable[[int], Iterator],
-        evaluate: Callable[[Callable[[], bool]], Logs | None],
-        store: Store | None,
+        evaluate: Callable[[Callable[[], bool]], Logs | None] | None,
+        store: Checkpoints,
+        is_chief: bool,
         flush: Callable[[], None],
-        newest: Callable[[], tuple[int, Mapping[str, np.ndarray]] | None],
         callbacks: Sequence[Callback],
     ):
+        if config.on_nonfinite == "skip" and not replicated.halts_exactly:
+            raise ConfigError(
+                "the model has several optimizers, and when one of them finds that a step is not finite another may have "
+                "been applied: such a step cannot be skipped. Received: on_nonfinite=skip. Use stop or rollback"
+            )
         self.at = at
-        self._replicated, self._plan, self._policy, self._around = replicated, plan, policy, around
-        self._batches, self._evaluate_all, self._store, self._newest = batches, evaluate, store, newest
+        self._replicated, self._plan, self._config, self._around = replicated, plan, config, around
+        self._batches, self._evaluate_all, self._store, self._is_chief = batches, evaluate, store, is_chief
         self._flush = flush
         self._callbacks = callbacks
         self._iterator: Iterator | None = None
         self._calls = 0
-        self._longest = policy.steps_per_loop
+        self._longest = config.steps_per_loop
         self._secs_of_step = 0.0
         self._saved_at = time.monotonic()
         self._wants_save = False
@@ -162,6 +139,8 @@ class Training:
                 self._stop()
             if save:
                 self._save()
+        if self._failed_flushes:
+            self._save_for_good()
         self._wait_for_saves()
 
     def close(self, *, silently: bool = False) -> None:
@@ -174,8 +153,9 @@ class Training:
         return self.at.step >= self._plan.train_steps and not self._evaluation_is_due()
 
     def _evaluation_is_due(self) -> bool:
-        step = self.at.step
-        return self._policy.evaluates and step > 0 and self._plan.ends_segment(step) and self.at.evaluated < step
+        if self._evaluate_all is None or self.at.step == 0:
+            return False
+        return self._plan.ends_segment(self.at.step) and self.at.evaluated < self.at.step
 
     # What is done.
 
@@ -225,25 +205,24 @@ class Training:
 
     def _evaluate(self) -> None:
         self._around.progress(self.at.step, "evaluating")
-        metrics = self._evaluate_all(self._goes_on)
+        metrics = self._evaluate_all(self._goes_on) if self._evaluate_all else None
         if metrics is None:
             return  # asked to stop; it is done again after the restart
         self.at.evaluated, self.at.metrics = self.at.step, metrics
         for callback in self._callbacks:
             callback.on_evaluation(self.at.step, metrics)
-        is_best = self._store is not None and self._store.is_among_best(metrics)
+        is_best = self._is_chief and self._store.is_among_best(metrics)
         self._wants_save = self._plan.is_checkpoint(self.at.step) or is_best
 
     # What is decided, by all workers together.
 
     def _agree(self) -> tuple[bool, bool]:
         """Whether to stop, whether to save; and how long the next call may be."""
-        every = self._policy.checkpoint_every_secs
+        every = self._config.checkpoint_every_secs
         overdue = every is not None and time.monotonic() - self._saved_at >= every
         save = self._wants_save or (overdue and not self._evaluation_is_due())
         stop = self._around.stop_reason() is not None
-        is_chief = self._store is not None
-        mine = [int(stop), int(save and is_chief), self._bounded_loop() if is_chief else 0]
+        mine = [int(stop), int(save), self._bounded_loop()] if self._is_chief else [int(stop), 0, 0]
         stops, saves, longest = self._around.agree(mine)
         self._longest = longest
         self._wants_save = False
@@ -260,9 +239,8 @@ class Training:
 
         A request may come just after the workers have looked: one call ends, another one runs.
         """
-        save_secs = self._store.write_secs if self._store else 0.0
-        budget = (self._policy.grace_secs - save_secs - _LAST_WORDS_SECS) / 2
-        steps = math.floor(budget / self._secs_of_step) if self._secs_of_step else self._policy.steps_per_loop
+        budget = (self._config.grace_secs - self._store.write_secs - _LAST_WORDS_SECS) / 2
+        steps = math.floor(budget / self._secs_of_step) if self._secs_of_step else self._config.steps_per_loop
         if steps < 1 and not self._warned_of_grace:
             self._warned_of_grace = True
             _log.warning(
@@ -270,10 +248,10 @@ class Training:
                 "--grace_secs=%g, and the work since the last checkpoint would be done again. Raise it, and what the "
                 "scheduler grants, or save more often",
                 self._secs_of_step,
-                save_secs,
-                self._policy.grace_secs,
+                self._store.write_secs,
+                self._config.grace_secs,
             )
-        return max(1, min(self._policy.steps_per_loop, steps))
+        return max(1, min(self._config.steps_per_loop, steps))
 
     def _stop(self) -> None:
         reason = self._around.stop_reason() or "a request to another worker"
@@ -287,7 +265,7 @@ class Training:
         """Saves this very moment; of what it takes, the loop waits for the copy to the host."""
         self._replicated.check_integer_state()
         with self._around.measure("checkpoint_stall"):
-            if self._store is None or not self._records_are_safe():
+            if not self._is_chief or not self._records_are_safe():
                 self._replicated.state()  # together with the other workers: their metrics are summed
             else:
                 self._store.save(self.at.step, self._replicated.state, self.at.facts())
@@ -315,9 +293,8 @@ class Training:
         self._around.agree([0])
 
     def _wait_for_saves(self) -> None:
-        if self._store is not None:
-            with self._around.measure("checkpoint_stall"):
-                self._store.wait()
+        with self._around.measure("checkpoint_stall"):
+            self._store.wait()
 
     # A step whose loss or gradients are not finite. It has changed nothing: the state is that before it.
 
@@ -327,13 +304,13 @@ class Training:
         Raises:
             ConfigError: that is not what the policy says, or its budget is used up. The state before the step is saved.
         """
-        policy = self._policy.on_nonfinite
+        policy = self._config.on_nonfinite
         self._around.progress(step, "examining a step that is not finite")
         found = self._around.examine(step)
         self._around.alert("nonfinite", found, severity="ERROR", step=step)
         self.at.step = step
         self._iterator = None  # has read on beyond the step
-        if policy == "stop" or len(self.at.passed_over) >= self._policy.max_nonfinite:
+        if policy == "stop" or len(self.at.passed_over) >= self._config.max_nonfinite:
             raise self._stopped_at(step, found)
         first = self._go_back(step) if policy == "rollback" else step
         self.at.passed_over.append([first, step + 1])
@@ -346,20 +323,22 @@ class Training:
         """Puts back the newest checkpoint and returns its step; the metrics in the making stay what they were."""
         self._wait_for_saves()
         self._around.agree([0])  # what the chief has written is what all read
-        newest = self._newest()
-        if newest is None:
+        saved = self._store.newest()
+        if saved is None:
             _log.warning("no checkpoint to go back to: step %s is skipped", f"{step:,}")
             return step
-        first, arrays = newest
-        self._replicated.load_state({n: a for n, a in arrays.items() if not n.startswith(METRICS)})
-        return first
+        self._replicated.load_state({n: a for n, a in saved.arrays.items() if not n.startswith(METRICS)})
+        return saved.step
 
     def _stopped_at(self, step: int, found: str) -> TrainerError:
+        if not self._replicated.halts_exactly:
+            self._wait_for_saves()
+            return ConfigError(f"{found}\nThe last checkpoint is of a step before it. Mend the cause and run again")
         self._save_for_good()
-        if self._policy.on_nonfinite != "stop":
+        if self._config.on_nonfinite != "stop":
             return ConfigError(
-                f"{found}\n--max_nonfinite={self._policy.max_nonfinite} is used up. The state before step {step:,} is "
-                f"saved; see to the cause, a lower learning rate perhaps, or raise the budget"
+                f"{found}\n--max_nonfinite={self._config.max_nonfinite} is used up. The state before step {step:,} is "
+                "saved; see to the cause, a lower learning rate perhaps, or raise the budget"
             )
         return ConfigError(
             f"{found}\nThe state before step {step:,} is saved. Mend the cause, or run the same command with "

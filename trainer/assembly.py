@@ -1,0 +1,152 @@
+"""A run put together on its devices: plan, model, batches. What every mode needs of it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from data.spec import Array
+from trainer import cluster, console, export, inputs, internals, models, optimizers, plan, replicated, run_dir, tasks
+from trainer.callbacks.clock import Clock
+from trainer.config import FIELDS, Config, nearest
+from trainer.errors import ConfigError
+
+# Options that say nothing once a model brings its own optimizer.
+OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["group"] == "optimizer"]
+
+
+@dataclasses.dataclass
+class Assembly:
+    """One run on its devices.
+
+    plan: steps and batches. replicated: the compiled model, its variables made on every replica.
+    """
+
+    config: Config
+    clock: Clock
+    source: models.ModelSource
+    inputs: inputs.AnyInputs
+    folder: run_dir.RunDir
+    devices: cluster.Cluster
+
+    def __post_init__(self) -> None:
+        self.spec = self.inputs.spec
+        self.plan = plan.resolve(
+            self.config,
+            num_replicas=self.devices.num_replicas,
+            num_train_examples=self.inputs.num_train_examples,
+            num_eval_examples=self.inputs.num_eval_examples,
+        )
+        self.replicated = self._build()
+
+    def _build(self) -> replicated.Replicated:
+        """The compiled model, its variables made on every replica."""
+        config, strategy = self.config, self.devices.strategy
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(config.seed)
+        keras.config.set_dtype_policy(config.precision)
+        with strategy.scope():
+            model = self.compiled_model()
+        wants_xla = config.xla == "on" or (config.xla == "auto" and self.devices.kind == "gpu")
+        if config.xla == "auto" and replicated.reason_against_xla(model, strategy):
+            wants_xla = False
+        built = replicated.Replicated(model, strategy, self._batch_spec(), xla=wants_xla)
+        if config.keep_best_checkpoints and config.mode in inputs.EVALUATING_MODES:
+            _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
+        return built
+
+    def compiled_model(self) -> keras.Model:
+        model = self.new_model()
+        brought = self.source.compile_args(self.spec)
+        if "optimizer" in brought:
+            self._refuse_optimizer_options()
+        model.compile(
+            optimizer=brought.get("optimizer") or optimizers.build(self.config, self.plan.train_steps),
+            loss=brought["loss"] if "loss" in brought else tasks.loss(self.spec),
+            # Weighted, so that the padding of the last evaluation batch, of weight 0, counts in none of them.
+            weighted_metrics=brought["metrics"] if "metrics" in brought else tasks.metrics(self.spec),
+            jit_compile=False,
+        )
+        return model
+
+    def new_model(self) -> keras.Model:
+        model = self.source.build(self.spec)
+        if not isinstance(model, keras.Model):
+            raise ConfigError(
+                f"build of {self.config.model} must return a keras.Model. Received: {type(model).__name__}"
+            )
+        return model
+
+    def _refuse_optimizer_options(self) -> None:
+        given = [name for name in OPTIMIZER_OPTIONS if getattr(self.config, name) != FIELDS[name].default]
+        if given:
+            raise ConfigError(
+                f"the model {self.config.model} brings its own optimizer, so these have no effect; leave them out. "
+                f"Received: {', '.join(given)}"
+            )
+
+    def _batch_spec(self) -> tuple:
+        """(x, y) of one replica as Keras' symbolic tensors."""
+        batch = self.plan.per_replica_batch_size
+
+        def tensor(array: Array) -> keras.KerasTensor:
+            return keras.KerasTensor((batch, *array.shape), dtype=array.dtype)
+
+        x = self.spec.inputs
+        if isinstance(x, Array):
+            return tensor(x), tensor(self.spec.label)
+        return {name: tensor(array) for name, array in x.items()}, tensor(self.spec.label)
+
+    def copy(self, model: keras.Model) -> keras.Model:
+        """`model`, new and outside the strategy, with the weights of the one that is trained."""
+        model(keras.tree.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), self._batch_spec()[0]))
+        model.set_weights(self.replicated.model.get_weights())
+        return model
+
+    def train_batches(self, start_step: int, seed: int) -> tf.distribute.DistributedDataset:
+        def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return self.inputs.reseeded(seed).train_batches(self.plan, context, start_step)
+
+        return self.devices.strategy.distribute_datasets_from_function(batches)
+
+    def evaluate(self, goes_on: Callable[[], bool] = lambda: True) -> replicated.Logs | None:
+        """Metrics over the evaluation split, each example counted once; None where `goes_on` said no."""
+        with self.clock.measure("evaluation"):
+            return self.replicated.evaluate(iter(self._eval_batches), self.plan.eval_loops(), goes_on)
+
+    @functools.cached_property
+    def _eval_batches(self) -> tf.distribute.DistributedDataset:
+        def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return self.inputs.eval_batches(self.plan, context)
+
+        return self.devices.strategy.distribute_datasets_from_function(batches)
+
+    def export(self) -> str:
+        """Exports a copy of the model made outside the strategy, so that it serves anywhere."""
+        directory = self.folder.file(run_dir.EXPORT)
+        if self.devices.is_chief:
+            with self.clock.measure("export"):
+                export.save(self.copy(self.new_model()), self.spec, directory)
+        return directory
+
+    def summary(self, start_step: int) -> str:
+        trains = self.config.mode in (*inputs.TRAINING_MODES, inputs.PROFILING)
+        return console.start_up(
+            dataset=self.inputs.describe(),
+            reading=self.inputs.describe_reading(self.plan, self.devices.num_hosts) if trains else "",
+            model=f"{self.config.model}: {self.replicated.model.count_params():,} parameters, {self.config.precision}",
+            devices=self.devices.description,
+            plan=self.plan,
+            start_step=start_step,
+            model_dir=self.folder.path,
+        )
+
+
+def _refuse_unknown_metric(name: str, known: Sequence[str]) -> None:
+    if known and name not in known:
+        raise ConfigError(
+            f"best_metric must be a metric of the evaluation: {', '.join(known)}. "
+            f"Received: {name!r}{nearest(name, known)}"
+        )

@@ -1,0 +1,1 @@
+"""What `--mode` names, a file each."""

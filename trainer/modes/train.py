@@ -1,0 +1,212 @@
+"""`--mode=train` and `--mode=train_and_eval`: a training loop with all that surrounds it."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from trainer import console, guard, inputs, internals, postmortem, replicated, run_dir, supply, training
+from trainer.assembly import Assembly
+from trainer.callbacks import Callback
+from trainer.callbacks.clock import LoopClock
+from trainer.callbacks.events import Events
+from trainer.callbacks.lines import Lines
+from trainer.callbacks.metrics import MetricsFile
+from trainer.callbacks.profile import Profile
+from trainer.callbacks.records import Records, Sink
+from trainer.callbacks.slow_input import SlowInput
+from trainer.checkpoints import store, weights
+from trainer.config import FIELDS
+from trainer.errors import ConfigError
+from trainer.redact import redact
+from trainer.watch.stopping import Stops
+
+_SECRETS = [name for name, field in FIELDS.items() if field.metadata["secret"]]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Train:
+    """A training run; `go` does it. `watched` watches over it from outside."""
+
+    run: Assembly
+    watched: guard.Guard
+    stops: Stops
+    argv: Sequence[str]
+
+    def go(self) -> None:
+        """Trains, evaluates, exports, and says what came of it."""
+        saves = self._checkpoints()
+        at = self._begin_at(saves)
+        if self.run.devices.is_chief:
+            self.watched.take_over(num_devices=self.run.devices.num_replicas)
+            self._write_start(at.step)
+        self.watched.progress(at.step, "starting")
+        _log.info("%s", self.run.summary(at.step))
+        timer = LoopClock(self.run.clock, start_step=at.step, reached_before=self.watched.step_before)
+        records = self._records(at.step)
+        loop = self._training(at, saves, records, self._callbacks(at.step, timer, records))
+        with (
+            self.stops.deferred(self.run.config.grace_secs, self._tell_of_stop),
+            supply.watched(self.run.inputs.services, grace_secs=self.run.config.connect_timeout_secs),
+        ):
+            try:
+                loop.run()
+            finally:
+                loop.close(silently=not self.watched.may_write)
+                saves.close()
+            if self.run.config.mode in inputs.EVALUATING_MODES:
+                self.watched.progress(at.step, "exporting")
+                self.run.export()
+            self.watched.progress(at.step, "finished")
+        self._say_results(at, timer)
+
+    def _tell_of_stop(self, reason: str) -> None:
+        message = f"asked to stop by {reason}: the run saves where it is, to go on later"
+        self.watched.alerts.send("preempted", message, step=self.stops.saved_step)
+
+    def _checkpoints(self) -> store.Checkpoints:
+        config = self.run.config
+        return store.Checkpoints(
+            self.run.folder.file(run_dir.CHECKPOINTS),
+            keep=config.keep_checkpoints,
+            keep_best=config.keep_best_checkpoints,
+            best_metric=config.best_metric,
+            best_goal=config.best_goal,
+            fence=self.watched.confirm,
+            on_failure=self.watched.tell_of_trouble,
+            on_commit=self.watched.saved,
+        )
+
+    def _begin_at(self, saves: store.Checkpoints) -> training.Position:
+        """Puts back the newest checkpoint, or the weights to start from; says where the run is."""
+        saved = saves.newest()
+        if saved is not None:
+            self.run.replicated.restore(saved.arrays, saved.path)
+            self.watched.saved(saved.step)
+            at = training.Position(step=saved.step, **saved.facts)
+        else:
+            at = training.Position()
+            if self.run.config.init_from is not None:
+                self._init_from(self.run.config.init_from)
+        if self.run.devices.agree([at.step]) != [at.step * self.run.devices.num_workers]:
+            raise ConfigError(
+                f"the workers go on from different checkpoints, this one from step {at.step}. "
+                f"Received: --model_dir={self.run.folder.path}. Give a directory that all of them share"
+            )
+        if self.run.devices.is_chief:
+            saves.check_space(self.run.replicated.num_bytes())
+        return at
+
+    def _init_from(self, path: str) -> None:
+        saved = store.load(path, only=replicated.MODEL)
+        patterns = [pattern.strip() for pattern in self.run.config.init_fresh.split(",") if pattern.strip()]
+        chosen, fresh = weights.choose_weights(saved.arrays, self.run.replicated.signature(), patterns)
+        self.run.replicated.load_state(chosen)
+        left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""
+        _log.info("weights of %s, step %s%s", saved.path, f"{saved.step:,}", left)
+
+    def _write_start(self, step: int) -> None:
+        record = run_dir.provenance(
+            self.argv,
+            devices=self.run.devices.description,
+            data=self.run.inputs.identity(),
+            step=step,
+            secrets=_SECRETS,
+            redact=redact,
+        )
+        record["skipped_records"] = [str(skipped) for skipped in self.run.inputs.repaired.skipped]
+        self.run.folder.start(self.run.config, record)
+
+    def _training(
+        self,
+        at: training.Position,
+        saves: store.Checkpoints,
+        records: Records,
+        callbacks: Sequence[Callback],
+    ) -> training.Training:
+        config = self.run.config
+        around = training.Surroundings(
+            agree=self.run.devices.agree,
+            stop_reason=lambda: self.stops.reason,
+            progress=self.watched.progress,
+            compiling=self.watched.compiling,
+            check=self.watched.check,
+            measure=self.run.clock.measure,
+            examine=self._examine,
+            alert=self.watched.alerts.send,
+        )
+        return training.Training(
+            at,
+            self.run.replicated,
+            self.run.plan,
+            config,
+            around,
+            batches=lambda step: iter(self.run.train_batches(step, config.seed)),
+            evaluate=self.run.evaluate if config.mode in inputs.EVALUATING_MODES else None,
+            store=saves,
+            is_chief=self.run.devices.is_chief,
+            flush=records.flush,
+            callbacks=callbacks,
+        )
+
+    def _records(self, start_step: int) -> Records:
+        folder = self.run.folder
+        sinks: list[Sink] = []
+        if self.run.devices.is_chief:
+            metrics = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
+            sinks = [metrics, Events(folder.file(run_dir.TENSORBOARD)), Lines(self.run.plan.train_steps)]
+        plan = self.run.plan
+        return Records(plan.is_report, sinks, global_batch_size=plan.global_batch_size, start_step=start_step)
+
+    def _callbacks(self, start_step: int, timer: LoopClock, records: Records) -> list[Callback]:
+        if not self.run.devices.is_chief:
+            return [timer, records]
+
+        def tell(message: str, step: int) -> None:
+            self.watched.alerts.send("slow_input", message, step=step)
+
+        profile = Profile(
+            self.run.folder.file(run_dir.TENSORBOARD),
+            steps=self.run.plan.profile_steps,
+            requested=self.stops.take_profile_request,
+            start_step=start_step,
+        )
+        return [timer, records, profile, SlowInput(tell)]
+
+    def _examine(self, step: int) -> str:
+        """The post-mortem of a step, written down by the chief."""
+        if not self.run.devices.is_chief:
+            return f"loss or gradients of step {step:,} are not finite; the chief examines it"
+        trained = self.run.replicated.model
+        model = self.run.copy(self.run.compiled_model())
+        names = {id(mine): theirs.name for mine, theirs in zip(*map(internals.layers, (model, trained)), strict=True)}
+        names |= {id(mine): theirs.path for mine, theirs in zip(model.weights, trained.weights, strict=True)}
+        alone = dataclasses.replace(self.run.inputs, services=())
+        batches = alone.train_batches(self.run.plan, tf.distribute.InputContext(), step)
+        found = postmortem.examine(
+            model,
+            list(batches.take(self.run.plan.num_replicas)),
+            [postmortem.Record(path, index) for path, index in self.run.inputs.records_of(self.run.plan, step)],
+            names,
+            step=step,
+            learning_rate=self.run.replicated.learning_rate(),
+        )
+        name = f"{run_dir.POSTMORTEM}-{step}.json"
+        self.run.folder.replace(name, found.to_json())
+        return f"{found} More: {self.run.folder.file(name)}"
+
+    def _say_results(self, at: training.Position, timer: LoopClock) -> None:
+        speed = timer.steps_per_sec()
+        rate = speed * self.run.plan.global_batch_size if speed else None
+        account = self.watched.receipt.rows() if self.watched.receipt else []
+        _log.info("%s", console.results(at.metrics, rate, account))
+        places = [run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.TENSORBOARD, run_dir.RECEIPT]
+        if self.run.config.mode in inputs.EVALUATING_MODES:
+            places.append(run_dir.EXPORT)
+        _log.info("%s", console.table([(name.partition(".")[0], self.run.folder.file(name)) for name in places]))
+        found = "".join(f", {name} {value:.4g}" for name, value in at.metrics.items())
+        self.watched.outcome = f"trained to step {at.step:,}{found}"

@@ -43,15 +43,9 @@ class Guard:
         if is_chief:
             with clock.measure("waiting"), storage.explained(folder.path):
                 lease.wait_until_free(folder.path, config.lease_secs)
-        self._stall = StallWatch(
-            config.stall_secs, self._stalled, folder.path if is_chief or "://" not in folder.path else None
-        )
+        self._stall = StallWatch(config.stall_secs, self._stalled, folder.path if is_chief else None)
+        self._stall_is_watched = False
         stops.on_exit(lambda reason: self.end(EXIT_RETRY, reason))
-
-    def start(self) -> None:
-        """Begins to watch; from here on a stall and a notice of preemption count."""
-        self._stall.start()
-        notices.start(self._stops.request)
 
     def take_over(self, *, num_devices: int) -> None:
         """Takes the lease of the directory, for a chief with nothing left that could be refused.
@@ -90,6 +84,9 @@ class Guard:
 
     def progress(self, step: int, phase: str) -> None:
         """Says that the run has come to `step` and what it does now."""
+        if not self._stall_is_watched:  # not from the start: what connects has a time-out of its own
+            self._stall_is_watched = True
+            self._stall.start()
         self._stall.beat()
         if self._lease is not None:
             self._lease.update(step, phase)
@@ -143,7 +140,7 @@ def watching(config: Config, folder: run_dir.RunDir, clock: Clock, stops: Stops,
     """
     guard = Guard(config, folder, clock, stops, is_chief=is_chief)
     try:
-        guard.start()
+        notices.start(stops.request)
         yield guard
     except TrainerError as error:
         guard.end(error.exit_code, str(error))

@@ -104,8 +104,8 @@ class Training:
     ):
         if config.on_nonfinite == "skip" and not replicated.halts_exactly:
             raise ConfigError(
-                "the model has several optimizers, and when one of them finds that a step is not finite another may have "
-                "been applied: such a step cannot be skipped. Received: on_nonfinite=skip. Use stop or rollback"
+                "the model has several optimizers, and when one finds that a step is not finite another may have been "
+                "applied: such a step cannot be skipped. Received: on_nonfinite=skip. Use stop or rollback"
             )
         self.at = at
         self._replicated, self._plan, self._config, self._around = replicated, plan, config, around

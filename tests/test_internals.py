@@ -8,6 +8,7 @@ from keras.src import losses
 from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
 from keras.src.random import seed_generator
+from tensorflow.python.distribute import mirrored_run
 
 PRIVATE = [
     (keras.Model, "_symbolic_build"),
@@ -18,6 +19,8 @@ PRIVATE = [
     (losses.loss, "unscale_loss_for_distribution"),
     (seed_generator, "global_seed_generator"),
     (seed_generator.SeedGenerator, "next"),
+    (mirrored_run, "_MirroredReplicaContext"),
+    (keras.layers.Layer, "__call__"),
 ]
 
 
@@ -31,6 +34,8 @@ def test_compiled_model_has_its_loss_tracker() -> None:
     model.compile("sgd", "mse")
     assert isinstance(model._loss_tracker, keras.metrics.Mean)
     assert hasattr(model.layers[0], "_non_trainable_variables")
+    assert hasattr(model.layers[0], "_seed_generators")
+    assert isinstance(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).initial_scale, float)
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ class FiniteCheck:
     def __init__(self, model: keras.Model, guarded: Sequence[keras.Variable]):
         self._loss_total = internals.loss_total(model)
         self._guarded = list(guarded)
-        # float64: counts steps exactly. Each replica writes its own copy, all the same.
+        # Each replica writes its own copy, all the same. float32, which every device has, counts steps of a call exactly.
         self._state = tf.Variable(
-            tf.zeros([4], tf.float64),
+            tf.zeros([4], tf.float32),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -41,11 +41,11 @@ class FiniteCheck:
 
     @property
     def state(self) -> tf.Variable:
-        """[4] float64; a checkpoint has to hold it, so that the mean goes on where it was."""
+        """[4] float32; a checkpoint has to hold it, so that the mean goes on where it was."""
         return self._state
 
     def end_of_call(self) -> tf.Tensor:
-        """Which step of the call that ends failed, float64; -1 where none did. In cross-replica context."""
+        """Which step of the call that ends failed, float32; -1 where none did. In cross-replica context."""
         state = self._state.read_value()
         self._state.assign(state * [0.0, 0.0, 1.0, 1.0])
         return tf.where(state[_HALTED] > 0, state[_STEPS], -1.0)
@@ -57,7 +57,7 @@ class FiniteCheck:
 
     def reset(self) -> None:
         """Starts the mean of the gradient norm anew."""
-        self._state.assign(tf.zeros([4], tf.float64))
+        self._state.assign(tf.zeros([4], tf.float32))
 
     def undone_unless_finite(self, step: Callable[[], None]) -> None:
         """Runs a step on a replica; what it did to the guarded state is taken back if it failed."""
@@ -86,8 +86,8 @@ class FiniteCheck:
             state = self._state.read_value()
             goes_on = ~fails & (state[_HALTED] == 0.0)
             changes = [~goes_on, goes_on, goes_on & counts]
-            halted, steps, count = tf.unstack(tf.cast(tf.stack(changes), tf.float64))
-            normed = tf.where(changes[-1], tf.cast(norm, tf.float64), 0.0)
+            halted, steps, count = tf.unstack(tf.cast(tf.stack(changes), tf.float32))
+            normed = tf.where(changes[-1], norm, 0.0)
             self._state.assign(state + tf.stack([halted, steps, normed, count]))
             remaining = iter(means)
             averaged = [None if g is None else next(remaining) for g in gradients]

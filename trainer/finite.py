@@ -29,7 +29,7 @@ class FiniteCheck:
     def __init__(self, model: keras.Model, guarded: Sequence[keras.Variable]):
         self._loss_total = internals.loss_total(model)
         self._guarded = list(guarded)
-        # Each replica writes its own copy, all the same. Of float32, which every device has and counts steps exactly in.
+        # Each replica writes its own copy, all the same. float32: every device has it, and steps of a call are few.
         self._state = tf.Variable(
             tf.zeros([4], tf.float32),
             trainable=False,

@@ -9,7 +9,10 @@ import time
 import pytest
 
 from tests.conftest import GUARD_SECS, ROOT, clean_environ
-from trainer import receipt
+from trainer import guard, receipt, run_dir
+from trainer.callbacks.clock import Clock
+from trainer.config import Config
+from trainer.watch.stopping import Stops
 
 HOUR = 3600.0
 
@@ -72,6 +75,15 @@ def test_it_sums_over_real_starts_one_of_them_killed(tmp_path: pathlib.Path) -> 
     assert seconds["waiting"] == pytest.approx(sum(waits), abs=0.01)
     assert account["goodput_percent"] == pytest.approx(100 * seconds["steps"] / account["wall_secs"], abs=0.1)
     assert not account["notes"]
+
+
+def test_it_knows_of_a_start_before_anything_can_kill_it(tmp_path: pathlib.Path) -> None:
+    config = Config(model_dir=str(tmp_path))
+    watched = guard.Guard(config, run_dir.RunDir(str(tmp_path)), Clock(time.monotonic()), Stops(), is_chief=True)
+    watched.take_over(num_devices=3)
+    [start] = json.loads((tmp_path / run_dir.RECEIPT).read_text())["starts"]
+    watched.end(75)
+    assert (start["exit_code"], start["num_devices"]) == (None, 3)
 
 
 def test_waiting_between_starts_lowers_the_goodput(machine: _Machine) -> None:

@@ -61,6 +61,7 @@ class Guard:
         self.receipt = Receipt(folder.read(run_dir.RECEIPT), seconds=self._clock.seconds, write=replace)
         self.receipt.num_devices = num_devices
         self.step_before = max(self.receipt.reached_before, self._lease.last_step or 0)
+        self.receipt.write()  # at once: of a process killed within the next seconds it would know nothing
         threading.Thread(target=self._keep_accounts, name="receipt", daemon=True).start()
 
     def tell_of_trouble(self, message: str) -> None:

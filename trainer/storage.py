@@ -210,7 +210,16 @@ def size(directory: str) -> int:
 
 def free_bytes(path: str) -> int:
     """Bytes that can be written under a local path, which need not exist yet."""
+    return shutil.disk_usage(_first_existing(path)).free
+
+
+def total_bytes(path: str) -> int:
+    """Bytes of the whole disk under a local path, which need not exist yet."""
+    return shutil.disk_usage(_first_existing(path)).total
+
+
+def _first_existing(path: str) -> str:
     path = os.path.abspath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)
-    return shutil.disk_usage(path).free
+    return path

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tests.checkpoints.worker import Workers, assert_state, state, store, workers
 from tests.gcs import Gcs, gcs  # noqa: F401
+from trainer import storage
 from trainer.checkpoints import bundle
 from trainer.checkpoints.store import Checkpoints, load
 from trainer.errors import ConfigError, RetryError
@@ -386,11 +387,14 @@ def test_a_full_disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, mo
         assert_state(store(checkpoints.directory).newest(), 4)
 
 
-def test_room_is_checked_before_it_is_needed(directory: str) -> None:
+def test_room_is_checked_before_it_is_needed(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store(directory).check_space(1000)
-    with pytest.raises(ConfigError, match=r"no space left .* 1073741824 MiB needed"):
+    with pytest.raises(ConfigError, match=r"disk is too small .* 1073741824 MiB needed"):
         store(directory).check_space(1 << 50)
     store("gs://bucket/checkpoints").check_space(1 << 50)
+    monkeypatch.setattr(storage, "free_bytes", lambda path: 999)
+    with pytest.raises(RetryError, match=r"no space left .* 1 MiB needed, 1 MiB free"):
+        store(directory).check_space(1000)
 
 
 @pytest.mark.parametrize("saved_before", [True, False])

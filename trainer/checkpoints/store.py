@@ -172,17 +172,19 @@ class Checkpoints:
         """Refuses a directory without room for one checkpoint of `num_bytes`; on gs:// there is always room.
 
         Raises:
-            ConfigError: with what is needed and what is free.
+            RetryError: with what is needed and what is free.
+            ConfigError: the same, where even the empty disk would be too small.
         """
         if not storage.is_local(self.directory):
             return
         # The next save begins with removing what a killed one left.
         free = storage.free_bytes(self.directory) + self._dir.leftover_bytes()
         if free < num_bytes:
-            raise ConfigError(
-                f"no space left for even one checkpoint: {_mib(num_bytes)} MiB needed, {_mib(free)} MiB free. "
-                f"Received: {self.directory}. Make room or use another model_dir"
-            )
+            needed = f"{_mib(num_bytes)} MiB needed, {_mib(free)} MiB free. Received: {self.directory}"
+            if storage.total_bytes(self.directory) < num_bytes:
+                raise ConfigError(f"the disk is too small for even one checkpoint: {needed}. Use another model_dir")
+            # As when it fills up under the run: supervised, the run goes on once somebody has made room.
+            raise RetryError(f"no space left for even one checkpoint: {needed}. Make room and run again")
 
     def _save(self, step: int, arrays: dict, facts: dict[str, Any]) -> None:
         """The background thread."""

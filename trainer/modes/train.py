@@ -61,6 +61,8 @@ class Train:
             if self.run.config.mode in inputs.EVALUATING_MODES:
                 self.watched.progress(at.step, "exporting")
                 self.run.export()
+            # A worker that has finished is not started again, and without it the chief could not go on: all wait here.
+            self.run.devices.agree([0])
             self.watched.progress(at.step, "finished")
         self._say_results(at, timer)
 

@@ -331,4 +331,8 @@ def test_a_removed_directory_does_not_come_back(tmp_path: pathlib.Path) -> None:
     file.write(_train(2, loss=1.0))
     with pytest.raises(Exception, match="No such file or directory"):
         file.flush()
+    board = events.Events(str(folder / run_dir.TENSORBOARD))
+    board.write(_train(2, loss=1.0))
+    with pytest.raises(Exception, match="No such file or directory"):
+        board.flush()
     assert not folder.exists()

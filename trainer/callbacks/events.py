@@ -14,6 +14,7 @@ import time
 
 import tensorflow as tf
 
+from trainer import storage
 from trainer.callbacks.buffered import Buffered
 from trainer.callbacks.records import Record
 
@@ -77,7 +78,7 @@ class Events(Buffered):
         self._last, self._void_from = [], min(self._void_from, first)
 
     def _open(self) -> tf.io.TFRecordWriter:
-        tf.io.gfile.makedirs(self._path)
+        storage.make_directory(self._path)  # and not what is around it, which somebody may have removed
         # Seconds, as everybody has it, but behind all others also when the clock was set back.
         number = max([int(time.time()), *(known + 1 for known in self._numbers())])
         name = f"events.out.tfevents.{number:010d}.{socket.gethostname()}.{os.getpid()}.v2"

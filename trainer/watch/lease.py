@@ -148,6 +148,8 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
+        if self.lost is not None:  # which the run has been told
+            return
         if not self._mutex.acquire(timeout=_RELEASE_SECS):
             return _log.warning("%s: not released, the storage does not answer", self._file.path)
         try:

@@ -16,6 +16,7 @@ from trainer.callbacks.clock import Clock
 from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_DEFECT, EXIT_OK, EXIT_RETRY, TrainerError
 from trainer.receipt import Receipt
+from trainer.redact import redact
 from trainer.watch import lease, notices, status
 from trainer.watch.alerts import Alerts
 from trainer.watch.stall import StallWatch
@@ -65,8 +66,8 @@ class Guard:
         threading.Thread(target=self._keep_accounts, name="receipt", daemon=True).start()
 
     def tell_of_trouble(self, message: str) -> None:
-        """Alerts of what could not be written."""
-        self.alerts.send("failing_saves", message)
+        """Alerts of what could not be written, which the log tells already."""
+        self.alerts.send("failing_saves", message, is_in_log=True)
 
     def confirm(self) -> None:
         """Raises what makes it wrong to write now: another run has taken over, or the directory is gone."""
@@ -114,15 +115,16 @@ class Guard:
         if self.receipt is not None and self.may_write:
             self.receipt.finish(exit_code)
         if self._lease is not None:
-            self._lease.release(_STATES.get(exit_code, "failed"), exit_code, reason)
+            self._lease.release(_STATES.get(exit_code, "failed"), exit_code, redact(reason) if reason else None)
         if exit_code == EXIT_OK:
             self.alerts.send("finished", self.outcome, severity="INFO")
         elif self._stops.reason is None:
-            self.alerts.send("stopped" if exit_code == EXIT_RETRY else "failed", reason or "", severity="ERROR")
+            event = "stopped" if exit_code == EXIT_RETRY else "failed"
+            self.alerts.send(event, reason or "", severity="ERROR", is_in_log=True)  # as the last word
         self.alerts.close(_CLOSING_SECS)
 
     def _stalled(self, message: str) -> None:
-        self.alerts.send("stall", message, severity="ERROR")
+        self.alerts.send("stall", message, severity="ERROR", is_in_log=True)
         self.end(EXIT_RETRY, message)
 
     def _keep_accounts(self) -> None:

@@ -67,6 +67,26 @@ def test_without_a_webhook_it_is_the_log(caplog):
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "finished: at https://example.com/...")]
 
 
+def test_what_the_log_has_already_is_not_said_twice(caplog):
+    with HttpServer(answering(OK)) as server:
+        alerts = start(server)
+        alerts.send("failed", "the last word", is_in_log=True)
+        alerts.close(GUARD_SECS)
+    assert json.loads(server.requests[0].body)["message"] == "the last word"
+    assert "is_in_log" not in json.loads(server.requests[0].body)
+    assert not caplog.records
+
+
+def test_user_and_password_of_the_url_are_sent_as_such():
+    with HttpServer(answering(OK)) as server:
+        alerts = alerts_lib.Alerts(f"http://us%40er:pass@{server.address}/hook", "run")
+        alerts.send("stall", "nothing moves")
+        alerts.close(GUARD_SECS)
+    (request,) = server.requests
+    assert request.path == "/hook"
+    assert request.headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="  # us@er:pass
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_webhook_that_fails_is_tried_again(caplog, status):
     with HttpServer(answering((status, {}, b""), (status, {"Retry-After": "0"}, b""), OK)) as server:

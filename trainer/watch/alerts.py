@@ -3,6 +3,7 @@
 `send` never blocks, never raises and never hurts the run: a thread delivers, from a bounded queue, with time-outs.
 """
 
+import base64
 import datetime
 import http.client
 import json
@@ -14,6 +15,7 @@ import threading
 import time
 import typing
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 
@@ -43,7 +45,9 @@ class Alerts:
           url: of the webhook, http or https, checked with `redact.check_alert_url`; None for the log alone.
           run: what tells this run from others: its model_dir.
         """
-        self._url = url
+        self._url, self._headers = url, dict[str, str]()
+        if url is not None:
+            self._url, self._headers = _without_userinfo(url)
         self._run = run
         self._queue: queue.Queue[Mapping[str, typing.Any] | None] = queue.Queue(_QUEUE)
         self._closing = threading.Event()
@@ -52,17 +56,21 @@ class Alerts:
         if url is not None:
             self._thread.start()
 
-    def send(self, event: str, message: str, severity: Severity = "WARNING", **facts: object) -> None:
+    def send(
+        self, event: str, message: str, severity: Severity = "WARNING", *, is_in_log: bool = False, **facts: object
+    ) -> None:
         """Logs and delivers one alert.
 
         Args:
           event: one word for machines: stall, nonfinite, preempted, slow_input, failing_saves, finished.
           message: one line for people.
           severity: as Cloud Logging names it.
+          is_in_log: the message is there already, or will be: it is not said twice.
           **facts: further fields of the JSON, such as step=1200.
         """
         try:
-            _log.log(_LEVELS[severity], "%s: %s", event, redact(message))
+            if not is_in_log:
+                _log.log(_LEVELS[severity], "%s: %s", event, redact(message))
             if self._url is not None and not self._closing.is_set():
                 self._queue.put_nowait(_payload(event, message, severity, self._run, facts))
         except queue.Full:
@@ -105,7 +113,7 @@ class Alerts:
 
     def _post(self, body: bytes) -> tuple[str | None, float | None]:
         """What went wrong (None: delivered), and the seconds to wait at least before another try (None: no use)."""
-        headers = {"Content-Type": "application/json", "User-Agent": "keras-tpu-trainer"}
+        headers = {"Content-Type": "application/json", "User-Agent": "keras-tpu-trainer"} | self._headers
         try:
             request = urllib.request.Request(self._url or "", body, headers, method="POST")
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECS):
@@ -122,6 +130,16 @@ class Alerts:
             self._told_of_failure = True
             where = redact(f"--alert_url={self._url}")
             _log.warning("Alerts do not reach %s: %s. They are in the log; this is said once.", where, redact(problem))
+
+
+def _without_userinfo(url: str) -> tuple[str, dict[str, str]]:
+    """The URL and the header that user and password in it stand for: urllib would take them for a part of the host."""
+    parts = urllib.parse.urlsplit(url)
+    userinfo, at, address = parts.netloc.rpartition("@")
+    if not at:
+        return url, {}
+    credentials = base64.b64encode(urllib.parse.unquote_to_bytes(userinfo)).decode()
+    return parts._replace(netloc=address).geturl(), {"Authorization": f"Basic {credentials}"}
 
 
 def _payload(event: str, message: str, severity: str, run: str, facts: Mapping[str, object]) -> dict[str, typing.Any]:

@@ -246,3 +246,25 @@ def test_a_full_disk_under_the_log_does_not_end_the_run() -> None:
 )
 def test_the_format_is_known_before_anything_is_checked(argv: list[str], format: str) -> None:
     assert logs.wanted_format(["main.py", *argv]) == format
+
+
+@pytest.mark.parametrize("format", logs.FORMATS)
+def test_last_words_need_no_lock_of_logging(format: str) -> None:
+    script = """
+import logging, sys
+from trainer import logs
+logs.configure(sys.argv[1], redact=lambda text: text.replace("SECRET", "..."))
+logging.getLogger().handlers[0].acquire()  # as a thread that is stuck
+sys.stderr = None
+import threading
+thread = threading.Thread(target=lambda: logs.write_last_words("the end SECRET", 75, stack="line 1\\nline 2 SECRET"))
+thread.start()
+thread.join()
+"""
+    err = _run(script, format).stderr
+    if format == "text":
+        assert err == "trainer: the end ...\nline 1\nline 2 ...\n"
+    else:
+        (entry,) = _entries(err)
+        assert (entry["severity"], entry["message"], entry["exit_code"]) == ("ERROR", "the end ...", 75)
+        assert entry["stack_trace"] == "line 1\nline 2 ..."

@@ -11,6 +11,7 @@ import datetime
 import json
 import logging
 import math
+import os
 import sys
 import threading
 import traceback
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 
 FORMATS = ("text", "json")
 _OURS = "trainer"
+_STDERR = 2
 _LABELS = "logging.googleapis.com/labels"
 
 _log = logging.getLogger(_OURS)
@@ -39,6 +41,8 @@ def configure(format: str, *, redact: Callable[[str], str], worker_index: int = 
     formatter: logging.Formatter = _Json(redact, worker_index, num_workers)
     if format == "text":
         formatter = _Text(redact, worker_index)
+    global _formatter
+    _formatter = formatter
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, _Console)]:
         root.removeHandler(old)
@@ -68,6 +72,13 @@ def report_failure(message: str, exit_code: int) -> None:
     """The last line of a run that fails for a reason its user can mend: `trainer: <message>` on stderr, or an entry of
     severity ERROR."""
     _log.error("%s", message, extra={"fields": {"exit_code": exit_code}, "is_last_word": True})
+
+
+def write_last_words(message: str, exit_code: int, *, stack: str | None = None) -> None:
+    """The same for a process that ends from a thread: past logging and `sys.stderr`, whose locks others may hold."""
+    record = logging.LogRecord(_OURS, logging.ERROR, __file__, 0, message, None, None, sinfo=stack)
+    record.fields, record.is_last_word = {"exit_code": exit_code}, True
+    os.write(_STDERR, f"{_formatter.format(record)}\n".encode())
 
 
 class _Console(logging.Handler):
@@ -156,6 +167,9 @@ class _Json(logging.Formatter):
         if hasattr(value, "item"):  # a scalar of NumPy or TensorFlow
             return self._valid(value.item())
         return self._redact(str(value))
+
+
+_formatter: logging.Formatter = _Text(lambda text: text, 0)  # of the console
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

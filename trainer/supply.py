@@ -4,14 +4,16 @@ Both are looked at when nothing else can be refused any more, and before hardwar
 """
 
 import contextlib
-import functools
+import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from data import cache, service
+from trainer import logs
 from trainer.config import Config
 from trainer.errors import EXIT_RETRY, RetryError
+
+_log = logging.getLogger(__name__)
 
 
 def services(config: Config) -> tuple[str, ...]:
@@ -35,11 +37,10 @@ def copies(config: Config, shards: Sequence[str]) -> Mapping[str, str]:
     Raises:
         DataError: what does not fit, or has no effect.
     """
-    say = functools.partial(print, flush=True)
     if config.cache == "memory":
-        return cache.to_memory(shards, say)
+        return cache.to_memory(shards, _log.info)
     if config.cache == "disk" and config.cache_dir is not None:
-        return cache.to_disk(shards, config.cache_dir, say)
+        return cache.to_disk(shards, config.cache_dir, _log.info)
     return {}
 
 
@@ -67,5 +68,5 @@ def _retried() -> Iterator[None]:
 
 def _end_process(message: str) -> None:
     # Called in a thread: the main one waits in C++, where no exception reaches it.
-    print(f"trainer: {message}", file=sys.stderr, flush=True)
+    logs.write_last_words(message, EXIT_RETRY)
     os._exit(EXIT_RETRY)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from trainer import logs
 from trainer.errors import EXIT_RETRY
 
-_STDERR = 2
 _LAST_WORDS_SECS = 10.0  # for the file and for `on_stall`, each: what they need may be what hangs
 _MAX_TICK_SECS = 1.0
 _PATIENCE = 10
@@ -81,21 +81,21 @@ class StallWatch:
     def _end(self, limit: float) -> None:
         message = f"no progress for --stall_secs={limit:g}; run again (exit code {EXIT_RETRY})"
         try:
-            faulthandler.dump_traceback(_STDERR, all_threads=True)
-            path = self._bounded(self._write_stacks)
+            stacks = _stacks()
+            path = self._bounded(lambda: self._write(stacks))
             message += f". Stacks of all threads: {path or 'on standard error'}"
-            self._bounded(lambda: os.write(_STDERR, f"trainer: {message}\n".encode()))
+            self._bounded(lambda: logs.write_last_words(message, EXIT_RETRY, stack=stacks))
             self._bounded(lambda: self._on_stall(message))
         finally:
             os._exit(EXIT_RETRY)
 
-    def _write_stacks(self) -> str | None:
+    def _write(self, stacks: str) -> str | None:
         if self._model_dir is None:
             return None
         now = datetime.datetime.now(datetime.UTC)  # in the name only
         path = f"{self._model_dir.rstrip('/')}/stall-{now:%Y%m%dT%H%M%SZ}.txt"
         with tf.io.gfile.GFile(path, "w") as file:
-            file.write(_stacks())
+            file.write(stacks)
         return path
 
     def _bounded(self, work: Callable[[], object]) -> object:

@@ -20,10 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from trainer import logs
 from trainer.errors import EXIT_RETRY
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_STDERR = 2
 _CLEAN_UP_SECS = 5.0  # before training nothing presses: long enough to give up a lease on gs://
 _AT_ONCE_SECS = 1.0  # after a second SIGINT somebody waits for the prompt
 _MARGIN = 0.2  # of the grace: for clean-ups, and for the process to die
@@ -137,8 +137,7 @@ class Stops:
         try:
             reason = self.reason or message
             ends_at = time.monotonic() + limit_secs
-            # Not through logging or sys.stderr: the main thread may hold their locks.
-            _bounded(lambda: os.write(_STDERR, f"trainer: {message}\n".encode()), ends_at)
+            _bounded(lambda: logs.write_last_words(message, EXIT_RETRY), ends_at)
             for clean_up in list(self._clean_ups):
                 _bounded(lambda clean_up=clean_up: clean_up(reason), ends_at)  # type: ignore[misc]
         finally:

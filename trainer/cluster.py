@@ -310,6 +310,7 @@ _FAILURES: tuple[tuple[str, type[TrainerError], str], ...] = (
     ("RegisterTask", RetryError, "not every worker came within --connect_timeout_secs. Start them all and run again"),
     ("Could not start gRPC server", RetryError, "the port of this worker is in use. Wait for the other run's end"),
 )
+_PLACE = ("Graph execution error:", "Detected at node", 'File "')  # lines of an error that tell where it came about
 # In messages of gRPC and of TensorFlow's collectives and coordination service when a process at the other end is gone.
 _SIGNS_OF_LOSS = (
     "Socket closed",
@@ -350,7 +351,7 @@ def explained() -> Iterator[None]:
 def _lost(error: BaseException) -> str:
     return (
         "lost the connection to a worker, a TPU or the storage. The same command goes on from the last checkpoint. "
-        f"TensorFlow says: {_first_line(error)}"
+        f"TensorFlow says: {_without_place(error)}"
     )
 
 
@@ -406,6 +407,12 @@ def _lookup_error(error: Exception, what: str) -> TrainerError:
             f"Cannot look up {what} through a proxy. Install PySocks, or unset http_proxy and https_proxy."
         )
     return RetryError(f"Cannot look up {what} now. {reason}")
+
+
+def _without_place(error: BaseException) -> str:
+    """What an error of a graph says after it has told, over many lines, where in the program it came about."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(_PLACE))[:300]
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer import config as config_lib
-from trainer.errors import ConfigError
+from trainer import storage
+from trainer.errors import ConfigError, RetryError
 
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
@@ -66,6 +67,7 @@ class RunDir:
 
         Raises:
             ConfigError: with the path and the file system's reason.
+            RetryError: the same, where that may pass.
         """
         probe = self.file(f".write-probe-{os.getpid()}")
         missing = self._first_missing()
@@ -76,8 +78,12 @@ class RunDir:
             if missing:
                 tf.io.gfile.rmtree(missing)
         except (tf.errors.OpError, OSError) as error:
-            reason = getattr(error, "message", None) or str(error)
-            raise ConfigError(f"model_dir cannot be written. Received: {self.path!r}: {reason}") from error
+            received = f"Received: {self.path!r}: {storage.reason(error)}"
+            if storage.fault(error) in (storage.Fault.SPACE, storage.Fault.TRANSIENT):
+                raise RetryError(
+                    f"model_dir cannot be written now. Run again once storage has room and answers. {received}"
+                ) from error
+            raise ConfigError(f"model_dir cannot be written. {received}") from error
 
     def _first_missing(self) -> str | None:
         """The outermost directory that `makedirs` would have to make."""

@@ -54,7 +54,8 @@ class Slow(keras.layers.Layer):
 
     def call(self, x, training=False):
         def wait(x):
-            (HERE / ("train" if training else "eval")).touch()
+            with open(HERE / ("train" if training else "eval"), "a") as file:
+                file.write(".")
             time.sleep(self.options.train_secs if training else self.options.eval_secs)
             return x
 
@@ -92,9 +93,10 @@ class Slow:
             cwd=self.folder,
         )
 
-    def wait_for(self, process: subprocess.Popen, what: str) -> None:
-        """Until the model is called for this: build, train, eval."""
-        while not (self.folder / "theirs" / what).exists():
+    def wait_for(self, process: subprocess.Popen, what: str, times: int = 0) -> None:
+        """Until the model was called for this: build, train, eval."""
+        path = self.folder / "theirs" / what
+        while not path.exists() or path.stat().st_size < times:
             assert process.poll() is None, process.communicate()
             threading.Event().wait(0.01)
 
@@ -161,8 +163,9 @@ def test_it_stops_where_it_is_and_goes_on_from_there(
 def test_a_call_is_so_short_that_the_grace_holds(slow: Slow) -> None:
     """Steps of 0.2 s, of which 1000 may be a call, for all the user cares."""
     flags = ["--mode=train", "--train_steps=100000", "--steps_per_loop=1000", "--log_every_steps=1000"]
+    flags += ["--eval_every_steps=1000", "--checkpoint_every_steps=1000"]
     process = slow.start(*flags, "--grace_secs=8", train_secs=0.2)
-    slow.wait_for(process, "train")
+    slow.wait_for(process, "train", times=5)  # the first call is a single step
     process.send_signal(signal.SIGTERM)
     err = ended(process, 75)
     assert newest(slow.model_dir) == stopped_at(err, "SIGTERM") < 40

@@ -148,8 +148,6 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
-        if self.lost is not None:  # which the run has been told
-            return
         if not self._mutex.acquire(timeout=_RELEASE_SECS):
             return _log.warning("%s: not released, the storage does not answer", self._file.path)
         try:
@@ -158,7 +156,9 @@ class Lease:
                 self._status.state, self._status.exit_code, self._status.reason = state, exit_code, reason
                 self._write()
         except (*_STORAGE_ERRORS, TrainerError) as error:
-            _log.warning("%s: not released: %s", self._file.path, error)
+            # Where the run fails, the loss of its lease is the reason, or comes of it, and is told.
+            if state == "finished" or not isinstance(error, TrainerError):
+                _log.warning("%s: not released: %s", self._file.path, error)
         finally:
             self._mutex.release()
 

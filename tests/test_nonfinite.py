@@ -191,6 +191,7 @@ def two_workers() -> Iterator[dict[str, str]]:
         yield {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})}
 
 
+@pytest.mark.nightly
 def test_two_workers_go_back_together(nan: Planted, tmp_path: pathlib.Path) -> None:
     flags = [*nan.flags(tmp_path, norm=False), "--on_nonfinite=rollback"]
     chief, other = finish(*[start(nan, *flags, environ=environ) for environ in two_workers()])

@@ -36,10 +36,15 @@ def _version(package: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def quieten_libraries() -> None:
-    """Keeps notes of libraries for their own developers off the console; call it before TensorFlow is imported."""
+def quieten_libraries(*, for_machines: bool = False) -> None:
+    """Keeps notes of libraries for their own developers off the console; call it before TensorFlow is imported.
+
+    Args:
+        for_machines: the console is read as JSON, which TensorFlow's C++ cannot write: its errors are kept off too. What
+            ends a run comes as an exception besides.
+    """
     # C++ INFO and WARNING lines (CPU features, missing CUDA) say nothing a user of this program can act on.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if for_machines else "2")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     # google-auth 1.x, which cloud-tpu-client pins, uses interfaces that Python deprecates.

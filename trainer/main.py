@@ -26,7 +26,7 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
     logs.configure(settings.log_format, redact=redact)
     catalog.check_local(settings.dataset, settings.data_dir)
     doctor.check_packages(wants_tpu=settings.tpu is not None)
-    doctor.quieten_libraries()
+    doctor.quieten_libraries(for_machines=settings.log_format == "json")
     from trainer import experiment
 
     experiment.run(settings, argv, started, stops)

@@ -307,10 +307,11 @@ class Training:
         policy = self._config.on_nonfinite
         self._around.progress(step, "examining a step that is not finite")
         found = self._around.examine(step)
-        self._around.alert("nonfinite", found, severity="ERROR", step=step)
+        ends = policy == "stop" or len(self.at.passed_over) >= self._config.max_nonfinite
+        self._around.alert("nonfinite", found, severity="ERROR", is_in_log=ends, step=step)  # then as the last word
         self.at.step = step
         self._iterator = None  # has read on beyond the step
-        if policy == "stop" or len(self.at.passed_over) >= self._config.max_nonfinite:
+        if ends:
             raise self._stopped_at(step, found)
         first = self._go_back(step) if policy == "rollback" else step
         self.at.passed_over.append([first, step + 1])

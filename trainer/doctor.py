@@ -40,7 +40,7 @@ def quieten_libraries(*, for_machines: bool = False) -> None:
     """Keeps notes of libraries for their own developers off the console; call it before TensorFlow is imported.
 
     Args:
-        for_machines: the console is read as JSON, which TensorFlow's C++ cannot write: its errors are kept off too. What
+        for_machines: the console is read as JSON, which TensorFlow does not write: its errors are kept off too. What
             ends a run comes as an exception besides.
     """
     # C++ INFO and WARNING lines (CPU features, missing CUDA) say nothing a user of this program can act on.

@@ -50,7 +50,9 @@ from tests.conftest import clean_environ  # noqa: E402
 
 GRACE_SECS = 10.0
 BATCH, SHUFFLE_MIB, RUN_SEED = 128, 0.05, 0
-STEPS_A_HURT = 16  # a start is hurt some 10 steps behind where it began, at most 20 and those to the next evaluation
+# At most a start is hurt 20 steps behind where it began, and those to the next evaluation. Where it is killed, most of
+# them are done again: half of that will do.
+STEPS_A_HURT, STEPS_A_SIGNAL = 16, 32
 # Checkpoints, evaluations, reports and epochs (11.7 steps) end on different steps.
 EVALUATE, CHECKPOINT, REPORT, LOOP, KEEP, KEEP_BEST = 24, 7, 10, 5, 3, 1
 KILLED, RETRY = -signal.SIGKILL, 75
@@ -426,8 +428,8 @@ class Where:
             assert self.path is not None  # noqa: S101
             return self.path
         for name in self._files():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if not name.endswith("/"):
+            if name and not name.endswith("/"):  # those stand for directories
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(self._read(name))
         return folder
 
@@ -580,7 +582,7 @@ def main() -> int:
     parser.add_argument("--data_dir", type=pathlib.Path, help="where the digits are; built where it is not given")
     parser.add_argument("--keep", type=pathlib.Path, help="directory for logs and runs, to look at later")
     options = parser.parse_args()
-    options.train_steps = (options.kills + 5) * STEPS_A_HURT
+    options.train_steps = (options.kills + 5) * (STEPS_A_SIGNAL if options.only else STEPS_A_HURT)
     with tempfile.TemporaryDirectory() as folder:
         if options.data_dir is None:
             options.data_dir = pathlib.Path(folder) / "datasets"

@@ -19,7 +19,7 @@ from trainer.callbacks.records import Records, Sink
 from trainer.callbacks.slow_input import SlowInput
 from trainer.checkpoints import store, weights
 from trainer.config import FIELDS
-from trainer.errors import ConfigError
+from trainer.errors import EXIT_OK, ConfigError
 from trainer.redact import redact
 from trainer.watch.stopping import Stops
 
@@ -61,10 +61,11 @@ class Train:
             if self.run.config.mode in inputs.EVALUATING_MODES:
                 self.watched.progress(at.step, "exporting")
                 self.run.export()
-            # A worker that has finished is not started again, and without it the chief could not go on: all wait here.
+            self._say_results(at, timer)
+            self.watched.end(EXIT_OK)
+            # A worker that has finished is not started again, and without it no other could go on: none leaves before
+            # it stands written that there is nothing left to do.
             self.run.devices.agree([0])
-            self.watched.progress(at.step, "finished")
-        self._say_results(at, timer)
 
     def _tell_of_stop(self, reason: str) -> None:
         message = f"asked to stop by {reason}: the run saves where it is, to go on later"

@@ -62,14 +62,6 @@ def test_every_interval_lands_on_its_exact_step(start: int, steps_per_loop: int)
     assert all(end - begin <= steps_per_loop for begin, end in loops)
 
 
-def test_the_report_before() -> None:
-    made = _plan(train_steps=60, eval_every_steps=25, log_every_steps=10)
-    reports = [0, *(step for step in range(1, 61) if made.is_report(step))]
-    assert reports == [0, 10, 20, 25, 30, 40, 50, 60]
-    assert [made.last_report(step) for step in reports[1:]] == reports[:-1]
-    assert made.last_report(27) == 25
-
-
 @pytest.mark.parametrize("examples", [1, 127, 128, 129, 1000])
 def test_evaluation_loops_cover_all_batches(examples: int) -> None:
     made = _plan(test=examples, steps_per_loop=3)

@@ -37,10 +37,6 @@ class Plan:
         """Whether metrics are written and reset once `step` steps are done."""
         return step % self.log_every_steps == 0 or self.ends_segment(step)
 
-    def last_report(self, step: int) -> int:
-        """The step of the report before the one at or after `step`; 0 where there was none."""
-        return max((step - 1) // every * every for every in (self.log_every_steps, self.eval_every_steps))
-
     def loop_end(self, step: int, longest: int) -> int:
         """Where the loop that begins at `step` ends: where anything is due, and after `longest` steps at most.
 

@@ -358,7 +358,7 @@ class Chaos:
             worker.note(moment)
             self._catch_up(worker)
         elif (code := worker.ended(self._numbers[worker.index])) not in (0, RETRY, KILLED):
-            self.wrong.append(f"worker {worker.index} ended with exit code {code}: {worker.lines[-5:]}")
+            raise RuntimeError(f"worker {worker.index} ended with exit code {code}: {worker.lines[-5:]}")
         return worker, moment
 
     def _catch_up(self, worker: Worker) -> None:

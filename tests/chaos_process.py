@@ -222,8 +222,8 @@ def main() -> None:
     teller = Teller(orders)
     quieten = doctor.quieten_libraries
 
-    def before_tensorflow() -> None:  # it is imported next, and by then has to be told to be quiet
-        quieten()
+    def before_tensorflow(**how: typing.Any) -> None:  # it is imported next, and by then has to be told to be quiet
+        quieten(**how)
         teller.moment("before import of TensorFlow")
         instrument(teller, orders.records)
         teller.moment("after import of TensorFlow")

@@ -112,7 +112,7 @@ def assert_names_the_record(data: Planted, model_dir: pathlib.Path, err: str, co
     assert found["loss"] == "nan"
     assert set(found["gradient_norms"].values()) == {"nan"}
     if code:
-        last_words = err[err.rindex("\ntrainer: ") :]
+        last_words = f"\n{err}"[f"\n{err}".rindex("\ntrainer: ") :]
         assert f"of step {data.bad_step} are not finite" in last_words
         assert f"{shard}, record {data.index}." in last_words
         assert "layer hidden (Dense)" in last_words

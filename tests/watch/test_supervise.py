@@ -27,6 +27,10 @@ sys.exit(33)
 
 
 def start(*arguments: str, **options) -> subprocess.Popen:
+    def as_in_a_terminal() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may themselves run under nohup
+
+    options = {"preexec_fn": as_in_a_terminal} | options
     return subprocess.Popen(
         [*SUPERVISE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )

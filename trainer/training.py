@@ -176,7 +176,8 @@ class Training:
             self._time_steps(end - begin, seconds)
         else:
             end = begin + trained.halted_at + 1
-            undone = self._pass_over(end - 1)
+            with self._around.measure("other"):  # the loop's clock still runs, and a post-mortem is no training
+                undone = self._pass_over(end - 1)
         waited = min(trained.input_wait_secs, seconds)
         learning_rate = self._replicated.learning_rate()
         self._loop_is_over(Loop(begin, end, seconds, waited, trained.logs, learning_rate, first=self._calls == 0))

@@ -24,6 +24,14 @@ __all__ = ["FIELDS", "Config"]
 TPU_OF_THIS_ENVIRONMENT = "auto"
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 _TYPES = typing.get_type_hints(Config)
+# Options of one mode only.
+_ONE_MODE = {
+    "slice": "preflight",
+    "preflight_probes": "preflight",
+    "preflight_timeout_secs": "preflight",
+    "preflight_python": "preflight",
+    "parity_steps": "parity",
+}
 
 
 def merge(*layers: Mapping[str, Any]) -> Config:
@@ -140,7 +148,7 @@ def _problems_of_values(config: Config) -> list[str]:
 def _problems_of_combinations(config: Config) -> list[str]:
     problems = []
     for required in ("model_dir", "dataset"):
-        if not getattr(config, required):
+        if not getattr(config, required) and config.mode != "doctor":
             problems.append(f"{required} is missing; give --{required}=...")
     if config.train_steps is not None and config.train_epochs is not None:
         problems.append(
@@ -157,6 +165,11 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems += [
             f"{name} supplies training only; leave it out of {config.mode}" for name, on in supplies.items() if on
         ]
+    problems += [
+        f"{name} is for mode={mode}; leave it out of {config.mode}"
+        for name, mode in _ONE_MODE.items()
+        if config.mode != mode and getattr(config, name) != FIELDS[name].default
+    ]
     problems += _problems_of_checkpoints(config)
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")

@@ -45,9 +45,11 @@ class Config:
     mode: str = option(
         "train_and_eval",
         "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir; "
-        "profile_input measures the input of a training run of the same options, and trains nothing",
+        "the others take the options of a training run and train nothing: profile_input measures its input, preflight "
+        "compiles its steps for TPU slices, parity compares it on one and on several replicas, doctor looks at "
+        "everything around it",
         group="run",
-        choices=("train_and_eval", "train", "eval", "export", "profile_input"),
+        choices=("train_and_eval", "train", "eval", "export", "profile_input", "preflight", "parity", "doctor"),
         changes_numbers=False,
     )
     model_dir: str = option(
@@ -284,6 +286,44 @@ class Config:
     )
     max_nonfinite: int = option(
         10, "how often a run may skip or roll back", group="surviving", minimum=1, changes_numbers=False
+    )
+
+    lint: str = option(
+        "auto",
+        "look over the model for what TPUs take badly, before it runs; auto: on a TPU and in preflight",
+        group="knowing before",
+        choices=("auto", "on", "off"),
+        changes_numbers=False,
+    )
+    slice: str | None = option(
+        None,
+        "of preflight: TPU slices to compile for, with commas between: v5e-8, v3-32, or a topology such as v5e:2x4; "
+        "default: the common ones over whose cores the batch divides",
+        group="knowing before",
+        changes_numbers=False,
+    )
+    preflight_probes: int = option(
+        4,
+        "of preflight: compilations a slice that may be spent on finding the largest batch that fits; 0: none",
+        group="knowing before",
+        minimum=0,
+        changes_numbers=False,
+    )
+    preflight_timeout_secs: float = option(
+        900.0,
+        "of preflight: seconds after which a compilation is given up",
+        group="knowing before",
+        above=0,
+        changes_numbers=False,
+    )
+    preflight_python: str | None = option(
+        None,
+        "of preflight: the Python with the extra `preflight`, such as /opt/preflight/bin/python; default: this one",
+        group="knowing before",
+        changes_numbers=False,
+    )
+    parity_steps: int = option(
+        8, "of parity: training steps to compare", group="knowing before", minimum=1, changes_numbers=False
     )
 
     log_format: str = option(

@@ -48,16 +48,17 @@ coverage: .venv/.dev ## Run the tests and show the lines they miss
 hooks: .venv/.dev ## Let git lint each commit (once per clone)
 	$(BIN)/pre-commit install
 
-# The cpu environment first; then the tpu one with the same versions, which adds tensorflow-tpu and libtpu.
-# Left out: what every environment brings (pip, wheel), and certifi, whose root certificates should be the newest.
+# The cpu environment first; then the tpu one with the same versions, which adds tensorflow-tpu.
+# Left out: what every environment brings (pip, wheel), certifi, whose root certificates should be the newest, and libtpu,
+# of which the extras preflight and tpu each need another: setup.cfg alone says which.
 constraints: ## Renew constraints.txt: the newest versions that setup.cfg allows, with TENSORFLOW
 	rm -rf build/constraints && mkdir -p build/constraints
 	printf 'tensorflow%s==$(TENSORFLOW)\n' '' -cpu -tpu > build/constraints/known
-	for extras in cpu,digits,dev tpu; do \
+	for extras in cpu,digits,dev,preflight tpu; do \
 	  $(PYTHON) -m venv --clear build/constraints/venv && \
 	  build/constraints/venv/bin/python -m pip install -q --upgrade --upgrade-strategy=eager -c build/constraints/known -e ".[$$extras]" && \
 	  build/constraints/venv/bin/python -m pip freeze --all --exclude-editable \
-	    --exclude pip --exclude wheel --exclude certifi >> build/constraints/known || exit; \
+	    --exclude pip --exclude wheel --exclude certifi --exclude libtpu >> build/constraints/known || exit; \
 	done
 	{ sed '/^$$/q' constraints.txt; tr '_[:upper:]' '-[:lower:]' < build/constraints/known | sort -u; } > build/constraints/new
 	mv build/constraints/new constraints.txt
@@ -84,5 +85,5 @@ clean: ## Remove the environment, datasets, runs and caches
 
 .venv/.dev: .venv/.train
 	@echo "Installing the tools for tests and lint into .venv"
-	$(PIP_INSTALL) --editable '.[cpu,digits,dev]'
+	$(PIP_INSTALL) --editable '.[cpu,digits,dev,preflight]'
 	@touch $@

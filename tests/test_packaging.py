@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from trainer.preflight import compiler
+
 ROOT = pathlib.Path(__file__).parents[1]
 # What runs on every supported TensorFlow, not only on CI's.
 CORE_TESTS = ["tests"]
@@ -45,7 +47,7 @@ def constraints() -> dict[str, str]:
 
 
 def test_extras_have_their_names():
-    assert list(setup_cfg()["options.extras_require"]) == ["cpu", "gpu", "tpu", "digits", "beam", "dev"]
+    assert list(setup_cfg()["options.extras_require"]) == ["cpu", "gpu", "tpu", "preflight", "digits", "beam", "dev"]
 
 
 def test_libtpu_is_pinned_to_what_imports():
@@ -55,16 +57,25 @@ def test_libtpu_is_pinned_to_what_imports():
     assert list(pin.filter(works + aborts)) == works
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "digits", "dev"])
+def test_preflight_pins_what_its_compiler_was_written_for():
+    assert {pin.name: str(pin.specifier) for pin in requirements("preflight")} == {
+        name: f"=={version}" for name, version in compiler.VERSIONS.items()
+    }
+
+
+@pytest.mark.parametrize("extra", [None, "cpu", "digits", "dev", "preflight"])
 def test_installed_versions_are_in_the_ranges(extra):
     for requirement in requirements(*[extra] if extra else []):
         version = metadata.version(requirement.name)
         assert requirement.specifier.contains(version), f"{requirement} but {version} is installed"
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "tpu", "digits", "dev"])
+@pytest.mark.parametrize("extra", [None, "cpu", "tpu", "digits", "dev", "preflight"])
 def test_constraints_pin_every_requirement_within_its_range(extra):
     for requirement in requirements(*[extra] if extra else []):
+        if requirement.name == "libtpu":  # tpu and preflight need different ones
+            assert "libtpu" not in constraints()
+            continue
         version = constraints()[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} but constraints.txt has {version}"
 

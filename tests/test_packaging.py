@@ -151,7 +151,7 @@ def test_core_tests_pass_on_other_tensorflow(venv, tmp_path, version):
     # Only TensorFlow is held: the rest is the newest that goes with it, as for a user without constraints.txt.
     held = tmp_path / "tensorflow.txt"
     held.write_text(f"tensorflow=={version}\ntensorflow-cpu=={version}\n")
-    venv.install("cpu,digits,dev", held)
+    venv.install("cpu,digits,dev,preflight", held)
     # Warnings of other versions are not errors (-W default).
     options = ["-m", "not slow and not nightly", "-W", "default", "-p", "no:cacheprovider", "-q"]
     done = venv.run("-m", "pytest", *options, *CORE_TESTS)

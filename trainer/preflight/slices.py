@@ -66,7 +66,7 @@ _CACM = "https://doi.org/10.1145/3360307"  # Jouppi et al. 2020, to which Cloud'
 _2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 
-# HBM: "exceeds available HBM (7.48G)" and so on in the compiler's own refusals; tests/preflight/test_compiler.py asks
+# HBM: "exceeds available HBM (7.48G)" and so on in the compiler's own refusals; tests/preflight/test_topologies.py asks
 # again. Speeds: `source`, and for links between chips
 #   v2      4 links of 496 Gbit/s (the CACM article)
 #   v3, v4  all-reduce bandwidth of the pod / its chips: 340 TB/s / 1024, 1.1 PB/s / 4096

@@ -107,6 +107,41 @@ ENTRY %main {
     )
 
 
+def test_out_of_memory_is_exact_where_the_log_is():
+    error = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (24.48G) exceeds "
+        "available HBM (15.75G)."
+    )
+    log = """\
+E1130 00:47:10.004038   18192 deepsea_compiler_base.cc:3781] XLA:TPU compile permanent error. Ran out of memory in \
+memory space hbm. Used 24.48G of 15.75G hbm. Exceeded hbm capacity by 8.73G. Memory usage report:
+
+Memory Space: default (color=0)
+Total bytes: 26281136128 (24.48GiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+    1.59GiB(  5%);    1.59GiB;   1723678720;                2; bf16[1024,112,112,64], bf16[1024,114,114,64]
+    3.12GiB( 10%);    1.53GiB;   3427090432;                1; bf16[1024,112,112,64]
+
+"""
+    found = verdict.refusal(error, log)
+    assert (found.kind, found.used_bytes, found.available_bytes) == ("oom", 26_281_136_128, round(15.75 * 2**30))
+    assert found.largest == (
+        "1.59GiB: bf16[1024,112,112,64], bf16[1024,114,114,64]",
+        "1.53GiB: bf16[1024,112,112,64]",
+    )
+    assert verdict.refusal(error, "").used_bytes == round(24.48 * 2**30)  # the error itself has two digits
+
+
+def test_what_cannot_be_handed_to_the_compiler_is_no_verdict_on_tpus():
+    error = """INVALID_ARGUMENT: CHLO => [StableHLO+Shape] => StableHLO failed;
+
+Detailed error from MLIR: <unknown>:0: error: loc("XLA_Retvals"): failed to legalize operation 'mhlo.copy' that was ...
+"""
+    found = verdict.refusal(error, log="")
+    assert (found.kind, found.operation) == ("other", "mhlo.copy")
+
+
 def test_what_is_not_recognised_is_told_as_it_is():
     found = verdict.refusal("INTERNAL: Mosaic failed\nwith a long tail", log="")
     assert (found.kind, found.message) == ("other", "INTERNAL: Mosaic failed")

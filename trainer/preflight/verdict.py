@@ -201,6 +201,10 @@ def refusal(error: str, log: str) -> Refusal:
         exactly = re.search(r"Ran out of memory in memory space hbm.*\n(?:.*\n){0,3}?Total bytes: (\d+)", log)
         used = int(exactly[1]) if exactly else _bytes(sizes[1])
         return Refusal("oom", message, used, _bytes(sizes[2]), largest=_largest(log))
+    lost = re.search(r"failed to legalize operation '([\w.]+)'", error)
+    if lost:
+        message = f"{lost[1]} has no form in StableHLO, the only way to XLA:TPU here. That says nothing about a TPU"
+        return Refusal("other", message, operation=lost[1])
     instruction = re.search(r"%\S+ = \S+ ([\w-]+)\(", error) or re.search(r"operand type for (\w+)", error)
     op_name = re.search(r'op_name="([^"]*)"', error)
     return Refusal(

@@ -25,9 +25,8 @@ from trainer.preflight import slices
 def test_names_of_cloud_and_topologies(name, topology, num_chips, num_replicas, num_hosts):
     found = slices.parse(name)
     assert found.name == name
-    assert (found.topology, found.num_chips, found.num_replicas, found.num_hosts) == (
-        *(topology, num_chips, num_replicas, num_hosts),
-    )
+    assert (found.topology, found.num_chips) == (topology, num_chips)
+    assert (found.num_replicas, found.num_hosts) == (num_replicas, num_hosts)
 
 
 @pytest.mark.parametrize(

@@ -20,61 +20,43 @@ from trainer.preflight.verdict import Collective, Compiled
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Times in seconds for one step, rates in examples per second."""
+    """Seconds of one step, and examples per second of the whole slice where nothing else is said."""
 
     compute_secs: float
     memory_secs: float
     links_secs: float
+    step_secs: float  # the roofline, the longest of the three: about what a step takes at best
+    bound_by: str  # which of them: compute, memory or links
+    least_step_secs: float  # no step is shorter: the longest of the two bounds
     intensity: float  # FLOPs per byte accessed
-    balance: float  # that intensity at which the chip's compute and HBM take equally long
-    global_batch_size: int
-    num_hosts: int
-
-    @property
-    def bound_secs(self) -> float:
-        """No step is shorter."""
-        return max(self.compute_secs, self.links_secs)
-
-    @property
-    def roofline_secs(self) -> float:
-        """What a step takes about, at best."""
-        return max(self.bound_secs, self.memory_secs)
-
-    @property
-    def limit(self) -> str:
-        """What the roofline is made of: 'compute', 'memory' or 'links'."""
-        times = {"compute": self.compute_secs, "memory": self.memory_secs, "links": self.links_secs}
-        return max(times, key=lambda name: times[name])
-
-    @property
-    def examples_per_sec(self) -> float:
-        """What the input pipelines of all hosts together must reach to keep up with the roofline."""
-        return self.global_batch_size / self.roofline_secs
-
-    @property
-    def examples_per_sec_of_host(self) -> float:
-        """What each host's pipeline must reach."""
-        return self.examples_per_sec / self.num_hosts
-
-    @property
-    def most_examples_per_sec(self) -> float:
-        """No slice of this kind takes more."""
-        return self.global_batch_size / self.bound_secs
+    balance: float  # the intensity at which the chip's compute and its HBM take equally long
+    examples_per_sec: float  # at the roofline: what all input pipelines together must reach
+    examples_per_sec_of_host: float  # what each of them must reach
+    most_examples_per_sec: float  # at least_step_secs: no slice of this kind takes more
 
 
-def estimate(compiled: Compiled, target: Slice, global_batch_size: int) -> Estimate:
-    """The roofline of a compiled step on `target`, whose replicas share `global_batch_size` examples."""
+def estimate(compiled: Compiled, target: Slice, batch: int) -> Estimate:
+    """The roofline of a compiled train step on `target`, each replica of which takes `batch` examples."""
     chip = target.chip
-    flops_per_sec = chip.flops_per_sec / chip.replicas
-    hbm_bytes_per_sec = chip.hbm_bytes_per_sec / chip.replicas
+    bounds = {
+        "compute": compiled.flops / (chip.flops_per_sec / chip.replicas),
+        "links": _links_secs(compiled.collectives, target),
+    }
+    times = bounds | {"memory": compiled.bytes_accessed / (chip.hbm_bytes_per_sec / chip.replicas)}
+    step_secs, least_step_secs = max(times.values()), max(bounds.values())
+    examples = batch * target.num_replicas
     return Estimate(
-        compute_secs=compiled.flops / flops_per_sec,
-        memory_secs=compiled.bytes_accessed / hbm_bytes_per_sec,
-        links_secs=_links_secs(compiled.collectives, target),
+        compute_secs=times["compute"],
+        memory_secs=times["memory"],
+        links_secs=times["links"],
+        step_secs=step_secs,
+        bound_by=max(times, key=lambda name: times[name]),
+        least_step_secs=least_step_secs,
         intensity=compiled.flops / compiled.bytes_accessed,
         balance=chip.flops_per_sec / chip.hbm_bytes_per_sec,
-        global_batch_size=global_batch_size,
-        num_hosts=target.num_hosts,
+        examples_per_sec=examples / step_secs,
+        examples_per_sec_of_host=examples / step_secs / target.num_hosts,
+        most_examples_per_sec=examples / least_step_secs,
     )
 
 

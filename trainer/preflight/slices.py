@@ -71,6 +71,7 @@ _3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "
 #   v2      4 links of 496 Gbit/s (the CACM article)
 #   v3, v4  all-reduce bandwidth of the pod / its chips: 340 TB/s / 1024, 1.1 PB/s / 4096
 #   v5p     4800 Gbit/s; v5e, v6e, TPU7x: half of the bidirectional 400, 800 and 1200 GB/s
+# In a row: name, Cloud's name, what that counts of a chip, replicas of a chip, chips_of_vm, chip_config.
 CHIPS = {
     chip.name: chip
     for chip in (

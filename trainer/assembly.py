@@ -8,7 +8,20 @@ import keras
 import tensorflow as tf
 
 from data.spec import Array
-from trainer import cluster, console, export, inputs, internals, models, optimizers, plan, replicated, run_dir, tasks
+from trainer import (
+    cluster,
+    console,
+    export,
+    inputs,
+    internals,
+    lint,
+    models,
+    optimizers,
+    plan,
+    replicated,
+    run_dir,
+    tasks,
+)
 from trainer.callbacks.clock import Clock
 from trainer.config import FIELDS, Config, nearest
 from trainer.errors import ConfigError
@@ -52,8 +65,9 @@ class Assembly:
         wants_xla = config.xla == "on" or (config.xla == "auto" and self.devices.kind == "gpu")
         if config.xla == "auto" and replicated.reason_against_xla(model, strategy):
             wants_xla = False
-        built = replicated.Replicated(model, strategy, self._batch_spec(), xla=wants_xla)
-        if config.keep_best_checkpoints and config.mode in inputs.EVALUATING_MODES:
+        batch_spec = self.batch_spec(self.plan.per_replica_batch_size)
+        built = replicated.Replicated(model, strategy, batch_spec, xla=wants_xla)
+        if config.keep_best_checkpoints and config.mode in (*inputs.EVALUATING_MODES, inputs.PREFLIGHT):
             _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
         return built
 
@@ -87,9 +101,8 @@ class Assembly:
                 f"Received: {', '.join(given)}"
             )
 
-    def _batch_spec(self) -> tuple:
-        """(x, y) of one replica as Keras' symbolic tensors."""
-        batch = self.plan.per_replica_batch_size
+    def batch_spec(self, batch: int) -> tuple:
+        """(x, y) of `batch` examples, as Keras' symbolic tensors."""
 
         def tensor(array: Array) -> keras.KerasTensor:
             return keras.KerasTensor((batch, *array.shape), dtype=array.dtype)
@@ -99,9 +112,18 @@ class Assembly:
             return tensor(x), tensor(self.spec.label)
         return {name: tensor(array) for name, array in x.items()}, tensor(self.spec.label)
 
+    def remarks(self) -> list[str]:
+        """What a TPU takes badly of the model, where that was asked for or a TPU is there."""
+        wanted = self.config.lint == "on" or (self.config.lint == "auto" and self.devices.kind == "tpu")
+        if not wanted:
+            return []
+        with self.devices.strategy.scope():
+            found = lint.lint(self.replicated.model, self.batch_spec(self.plan.per_replica_batch_size))
+        return lint.grouped(found)
+
     def copy(self, model: keras.Model) -> keras.Model:
         """`model`, new and outside the strategy, with the weights of the one that is trained."""
-        model(keras.tree.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), self._batch_spec()[0]))
+        model(keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), self.batch_spec(1)[0]))
         model.set_weights(self.replicated.model.get_weights())
         return model
 

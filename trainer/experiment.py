@@ -20,6 +20,7 @@ from trainer.callbacks.clock import Clock
 from trainer.config import Config, differences
 from trainer.errors import ConfigError
 from trainer.modes.measure_input import measure_input
+from trainer.modes.preflight import preflight
 from trainer.modes.train import Train
 from trainer.modes.use_checkpoint import use_checkpoint
 from trainer.redact import redact
@@ -43,6 +44,10 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
     """
     clock = Clock(started)
     source = models.find(config.model, config.model_options)
+    if config.mode == inputs.PREFLIGHT:
+        with storage.explained(config.model_dir):
+            preflight(config, clock, source, inputs.open_inputs(config, cache_dir=""))
+        return
     target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
     )

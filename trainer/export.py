@@ -1,6 +1,6 @@
 """SavedModel of a trained model: raw inputs in, logits (and probabilities) out, no code of ours needed to serve it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -12,18 +12,9 @@ from data.spec import Array, Spec
 def save(model: keras.Model, spec: Spec, directory: str) -> str:
     """Writes `model` (built outside any strategy) to `directory`, whole or not at all, and returns it.
 
-    Signature `serving_default`: one input a feature, of the dataset's dtype and shape with a free batch size (a single
-    one is called `image` for images, else `input`); outputs `logits` [B, num_classes] float32 and, for a class label,
-    `probabilities` of the same shape. A model with other outputs gives them under their own names, else `output`.
+    Its one signature is `serving_default`, see `serving`.
     """
-    arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_input_name(spec.inputs): spec.inputs}
-    signature = [tf.TensorSpec((None, *array.shape), array.dtype, name=name) for name, array in arrays.items()]
-
-    def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        features = dict(zip(arrays, tensors, strict=True))
-        outputs = model(features if isinstance(spec.inputs, Mapping) else tensors[0], training=False)
-        return _named(outputs, classifies=spec.num_classes is not None)
-
+    serve, signature = serving(model, spec)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serving_default", serve, input_signature=signature)
@@ -35,6 +26,26 @@ def save(model: keras.Model, spec: Spec, directory: str) -> str:
         tf.io.gfile.rmtree(directory)
     tf.io.gfile.rename(part, directory)
     return directory
+
+
+def serving(
+    model: keras.Model, spec: Spec, batch: int | None = None
+) -> tuple[Callable[..., dict[str, tf.Tensor]], list[tf.TensorSpec]]:
+    """The function that an export serves, and its signature for a batch size that is free or given.
+
+    One input a feature, of the dataset's dtype and shape (a single one is called `image` for images, else `input`);
+    outputs `logits` [B, num_classes] float32 and, for a class label, `probabilities` of the same shape. A model with
+    other outputs gives them under their own names, else `output`.
+    """
+    arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_input_name(spec.inputs): spec.inputs}
+    signature = [tf.TensorSpec((batch, *array.shape), array.dtype, name=name) for name, array in arrays.items()]
+
+    def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        features = dict(zip(arrays, tensors, strict=True))
+        outputs = model(features if isinstance(spec.inputs, Mapping) else tensors[0], training=False)
+        return _named(outputs, classifies=spec.num_classes is not None)
+
+    return serve, signature
 
 
 def _input_name(array: Array) -> str:

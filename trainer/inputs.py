@@ -24,6 +24,7 @@ from trainer.plan import Plan
 TRAINING_MODES = ("train", "train_and_eval")
 EVALUATING_MODES = ("eval", "train_and_eval")
 PROFILING = "profile_input"
+PREFLIGHT = "preflight"
 # Options that say nothing where no record is read.
 READING_OPTIONS = ("shuffle_mib", "corrupt_records", "max_corrupt_records", "data_service", "cache", "cache_dir")
 
@@ -50,7 +51,7 @@ class _Inputs(Generic[_D]):
     @property
     def num_train_examples(self) -> int:
         """Examples of the training split; 0 where the mode does not read it."""
-        return self._count(self.config.train_split, (*TRAINING_MODES, PROFILING))
+        return self._count(self.config.train_split, (*TRAINING_MODES, PROFILING, PREFLIGHT))
 
     @property
     def num_eval_examples(self) -> int:

@@ -54,14 +54,24 @@ def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def watching_layers(note: Callable[[keras.layers.Layer, Any], None]) -> Iterator[None]:
-    """Tells `note` of each layer that has no layers in it, and its output, in the order of their calls."""
+def watching_layers(
+    note: Callable[[keras.layers.Layer, Any], None],
+    *,
+    begin: Callable[[keras.layers.Layer], None] = lambda layer: None,
+    nested: bool = False,
+) -> Iterator[None]:
+    """Tells `note` of each layer and its output, and `begin` before, in the order of their calls.
+
+    Of those that have no layers in them only, unless `nested`.
+    """
     call = keras.layers.Layer.__call__
 
     def noted_call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        if not nested and list(self._flatten_layers(include_self=False)):
+            return call(self, *args, **kwargs)
+        begin(self)
         output = call(self, *args, **kwargs)
-        if not list(self._flatten_layers(include_self=False)):
-            note(self, output)
+        note(self, output)
         return output
 
     keras.layers.Layer.__call__ = noted_call

@@ -302,9 +302,10 @@ class Config:
         group="knowing before",
         changes_numbers=False,
     )
-    preflight_probes: int = option(
-        4,
-        "of preflight: compilations a slice that may be spent on finding the largest batch that fits; 0: none",
+    preflight_probes: int | None = option(
+        None,
+        "of preflight: compilations a slice that may be spent on finding the largest batch that fits; default: 4 where "
+        "slice names it, else 0",
         group="knowing before",
         minimum=0,
         changes_numbers=False,

@@ -19,6 +19,7 @@ Equal shares make the mean of means the mean over the global batch, so 1, 2 or N
 instead, and the upstream issues, stand in the table of the README ("Why not keras.Model.fit").
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -84,8 +85,8 @@ class Replicated:
         # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
         self._returned: Any = None
         self._train_step = self._pick_train_step(xla)
-        self._train_loop = tf.function(self._make_loop(self._train_one), autograph=False)
-        self._test_loop = tf.function(self._make_loop(self._test_one), autograph=False)
+        self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
+        self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
 
     def _pick_train_step(self, xla: bool) -> Callable:
         if not xla:
@@ -98,9 +99,10 @@ class Replicated:
             return tf.function(self.model.train_step, jit_compile=True, autograph=False)
         return internals.CompiledTrainStep(self.model)
 
-    # One step on one replica.
+    # One step on one replica, in its context and within `tracing`.
 
-    def _train_one(self, data: Any) -> tf.Tensor:
+    def train_step(self, data: Any) -> tf.Tensor:
+        """Trains on this replica's share `(x, y)` of a batch; returns the number of steps done so far, int64."""
         self._finite.undone_unless_finite(lambda: self._step(data))
         return tf.convert_to_tensor(self.model.optimizer.iterations)
 
@@ -112,8 +114,8 @@ class Replicated:
             for variable, mean in zip(self._state, means, strict=True):
                 variable.assign(mean)
 
-    def _test_one(self, data: Any) -> tf.Tensor:
-        """Evaluates `(x, y, mask)`, mask [b] float32 with 0 for padding, so that each real example counts once."""
+    def test_step(self, data: Any) -> tf.Tensor:
+        """Evaluates this replica's `(x, y, mask)`, mask [b] float32 with 0 for padding; returns how many are real."""
         internals.test_step(self.model, data)
         return tf.reduce_sum(data[-1])
 
@@ -170,8 +172,14 @@ class Replicated:
         return Trained(logs, max(0.0, float(out["waited"])), None if halted_at < 0 else halted_at)
 
     def _run(self, loop: Callable, iterator: Iterator, steps: int) -> dict[str, Any]:
-        with self.strategy.scope(), internals.as_if_alone(), internals.masks_of_their_own(self._num_replicas):
+        with self.tracing():
             return loop(iterator, tf.constant(steps))
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Where a step may be traced: Keras then scales no loss, and replicas draw random numbers of their own."""
+        with self.strategy.scope(), internals.as_if_alone(), internals.masks_of_their_own(self._num_replicas):
+            yield
 
     def evaluate(
         self, iterator: Iterator, loops: Sequence[Loop], goes_on: Callable[[], bool] = lambda: True
@@ -230,7 +238,7 @@ class Replicated:
         """
         arrays = {}
         with self.strategy.scope():
-            for name, variable in self._variables().items():
+            for name, variable in self.variables().items():
                 if name.startswith(METRICS):  # each replica has its own share of these
                     arrays[name] = variable.read_value().numpy()
                 else:
@@ -240,11 +248,11 @@ class Replicated:
 
     def signature(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each array of `state`."""
-        return {name: (tuple(v.shape), v.dtype.name) for name, v in self._variables().items()}
+        return {name: (tuple(v.shape), v.dtype.name) for name, v in self.variables().items()}
 
     def num_bytes(self) -> int:
         """Of all arrays of `state`."""
-        return sum(v.dtype.size * v.shape.num_elements() for v in self._variables().values())
+        return sum(v.dtype.size * v.shape.num_elements() for v in self.variables().values())
 
     def restore(self, arrays: Mapping[str, np.ndarray], path: str) -> None:
         """Puts back all of `state`.
@@ -269,12 +277,13 @@ class Replicated:
 
     def load_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts back arrays of `state`, by name, on every replica; what is not among them stays."""
-        variables = self._variables()
+        variables = self.variables()
         with self.strategy.scope():
             for name, array in arrays.items():
                 variables[name].assign(array)
 
-    def _variables(self) -> dict[str, tf.Variable]:
+    def variables(self) -> dict[str, tf.Variable]:
+        """What holds each array of `state`."""
         named: dict[str, tf.Variable] = {}
         groups = {
             MODEL: self.model.variables,

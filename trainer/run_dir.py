@@ -26,6 +26,7 @@ TENSORBOARD = "tensorboard"
 POSTMORTEM = "postmortem"  # -STEP.json
 INPUT_PROFILE = "profile_input.json"
 INPUT_PICTURE = "profile_input.svg"
+PREFLIGHT = "preflight.json"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorflow-datasets", "numpy", "libtpu")
 
 

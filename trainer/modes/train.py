@@ -39,6 +39,8 @@ class Train:
 
     def go(self) -> None:
         """Trains, evaluates, exports, and says what came of it."""
+        for remark in self.run.remarks():
+            _log.warning("%s", remark)
         saves = self._checkpoints()
         at = self._begin_at(saves)
         if self.run.devices.is_chief:

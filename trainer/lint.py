@@ -1,0 +1,276 @@
+"""What of a model a TPU takes badly, told before it runs: looked up in its layers and in the graph of a training step's
+forward pass, on this machine, without a compiler.
+
+What cannot be compiled at all is told here too, as far as the type of an operation says so; the compiler has the last
+word (`--mode=preflight`). Tiles: https://docs.cloud.google.com/tpu/docs/performance-guide
+"""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer import internals, operations, places
+
+# A matrix unit multiplies tiles of this many inputs by as many outputs; what does not fill them is filled with zeros.
+_LANES = 128
+_ROWS = 8  # of examples in a tile
+_WORTH_A_LINE = 0.05  # of all multiplications of the model: a layer that wastes less is not named
+_TINY = 1e9  # multiplications a step, with the padding: some microseconds, where padding is not what takes the time
+_NAMED = 3  # layers of one and the same remark
+_HALVES = ("bfloat16", "float16")
+_SOFTMAX = ("Softmax", "LogSoftmax")
+_WIDE = (tf.float64, tf.complex128, tf.int64)
+_LARGE = 1024  # elements of an int64 tensor that cost something: an index or a counter does not
+_NOT_ON_DEVICE = (tf.resource, tf.variant)
+_MADE_UP = 4  # examples
+# Relative difference that another order of summation does not make, by dtype of the layer.
+_DIFFERENT, _DIFFERENT_HALF = 1e-3, 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Remark:
+    """One thing to look at.
+
+    layer: its name.
+    place: the user's own line, "" where none is known.
+    """
+
+    layer: str
+    what: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.what}" + (f". At {self.place}" if self.place else "")
+
+
+def lint(model: keras.Model, batch_spec: tuple) -> list[Remark]:
+    """Looks over a model that has been built and compiled, for one replica's batch `(x, y)` of `keras.KerasTensor`."""
+    traced = _Traced(model, *batch_spec)
+    found = [*_about_inputs(batch_spec), *_about_layers(model), *_about_operations(traced), *_about_padding(traced)]
+    batch = keras.tree.flatten(batch_spec[0])[0].shape[0]
+    if batch % _ROWS:
+        found.append(Remark("batch", f"{batch:,} examples a replica do not fill tiles of {_ROWS}"))
+    return list(dict.fromkeys(found))
+
+
+def grouped(remarks: Sequence[Remark]) -> list[str]:
+    """A line for each thing to look at, with the layers it is about."""
+    layers: dict[tuple[str, str], list[str]] = {}
+    for remark in remarks:
+        layers.setdefault((remark.what, remark.place), []).append(remark.layer)
+    lines = []
+    for (what, place), names in layers.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        lines.append(str(Remark(", ".join(names[:_NAMED]) + more, what, place)))
+    return lines
+
+
+class _Traced:
+    """The forward pass of a training step as a graph, and which layer made which of its operations."""
+
+    def __init__(self, model: keras.Model, x: Any, y: Any):
+        self.model = model
+        self.outputs: list[tuple[keras.layers.Layer, Any]] = []  # of each call of a layer, in their order
+        self._begins: list[int] = []  # number of operations from which on the layer beside it runs
+        self._layers: list[str] = []
+        running = [model.name]
+
+        def turn() -> None:
+            self._begins.append(len(tf.compat.v1.get_default_graph().get_operations()))
+            self._layers.append(running[-1])
+
+        def begin(layer: keras.layers.Layer) -> None:
+            running.append(layer.name)
+            turn()
+
+        def end(layer: keras.layers.Layer, output: Any) -> None:
+            self.outputs.append((layer, output))
+            running.pop()
+            turn()
+
+        def forward(x: Any, y: Any) -> Any:
+            # Nothing is assigned: statistics and random state would need a replica.
+            with keras.StatelessScope(), internals.watching_layers(end, begin=begin, nested=True):
+                predicted = model(x, training=True)
+                if not internals.overrides(model, "train_step"):
+                    internals.compute_loss(model, x, y, predicted)
+            return predicted
+
+        specs = keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), (x, y))
+        self.graph = tf.function(forward, autograph=False).get_concrete_function(*specs).graph
+        self.operations = self.graph.get_operations()
+
+    def layer_of(self, index: int) -> str:
+        """Name of the layer that made an operation, by its place among all."""
+        at = bisect.bisect_right(self._begins, index) - 1
+        return self._layers[at] if at >= 0 else self.model.name
+
+
+def _about_inputs(batch_spec: tuple) -> Iterator[Remark]:
+    for tensor in keras.tree.flatten(batch_spec):
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if dtype == "string":
+            yield Remark(tensor.name, "a string: XLA knows none. Turn it into ids in the input pipeline")
+        elif dtype in ("float64", "int64"):
+            yield Remark(tensor.name, f"{dtype} crosses to the device, where 32 bits are native")
+
+
+def _about_layers(model: keras.Model) -> Iterator[Remark]:
+    for layer in internals.layers(model):
+        if not getattr(layer, "supports_jit", True):
+            yield Remark(layer.name, "Keras says that XLA cannot compile this layer (supports_jit=False)")
+        groups = getattr(layer, "groups", 1)
+        if (
+            isinstance(groups, int)
+            and groups > 1
+            and isinstance(layer, keras.layers.Layer)
+            and hasattr(layer, "kernel")
+        ):
+            yield Remark(
+                layer.name, f"a convolution in {groups} groups: each fills the matrix unit with its own channels only"
+            )
+
+
+def _about_operations(traced: _Traced) -> Iterator[Remark]:
+    for index, operation in enumerate(traced.operations):
+        what = _about_operation(operation)
+        if what:
+            frames = [(frame.filename, frame.lineno) for frame in operation.traceback]
+            yield Remark(traced.layer_of(index), what, places.innermost(frames) or "")
+    for function in traced.graph.as_graph_def().library.function:
+        for node in function.node_def:
+            if operations.is_never_compiled(node.op):
+                yield Remark(node.name, _never(node.op))
+    for layer, output in traced.outputs:
+        if layer is traced.model:
+            yield from _about_predictions(traced, output)
+
+
+def _about_operation(operation: tf.Operation) -> str:
+    """What a TPU takes badly about an operation, where it begins with this one."""
+    if operations.is_never_compiled(operation.type):
+        return _never(operation.type)
+    if operation.type in _SOFTMAX and operation.outputs[0].dtype.name in _HALVES:
+        dtype = operation.outputs[0].dtype.name
+        return f"softmax in {dtype}: sums of many small numbers lose digits; compute it in float32"
+    if operation.type in ("Const", "Placeholder"):
+        return ""
+    inputs, outputs = _on_device(operation.inputs), _on_device(operation.outputs)
+    if any(not t.shape.is_fully_defined() for t in outputs) and all(t.shape.is_fully_defined() for t in inputs):
+        return f"a shape that depends on values ({operation.type}): XLA takes the largest, or refuses what follows"
+    for tensor in outputs:
+        costs = tensor.dtype != tf.int64 or (tensor.shape.num_elements() or _LARGE) >= _LARGE
+        if tensor.dtype in _WIDE and costs and all(t.dtype != tensor.dtype for t in inputs):
+            return f"{tensor.dtype.name} ({operation.type}): TPUs have 32 bits, more are emulated or refused"
+    return ""
+
+
+def _never(operation: str) -> str:
+    return f"{operation} cannot be compiled. {operations.instead_of(operation)}"
+
+
+def _on_device(tensors: Any) -> list[tf.Tensor]:
+    return [tensor for tensor in tensors if tensor.dtype not in _NOT_ON_DEVICE]
+
+
+def _about_predictions(traced: _Traced, predicted: Any) -> Iterator[Remark]:
+    """Of logits in half precision the loss is computed in float32, but from what they have lost."""
+    for tensor in keras.tree.flatten(predicted):
+        if tensor.dtype.name in _HALVES:
+            made = [layer.name for layer, output in traced.outputs if output is tensor and layer is not traced.model]
+            name = made[0] if made else traced.model.name
+            yield Remark(name, f"the loss is computed from {tensor.dtype.name}; give the last layer dtype='float32'")
+
+
+def _about_padding(traced: _Traced) -> Iterator[Remark]:
+    """Layers that multiply mostly zeros, where that is a good part of what the model multiplies."""
+    sizes: dict[str, tuple[int, int, str]] = {}
+    for layer, output in traced.outputs:
+        if (size := _multiplied(layer, output)) is not None:
+            rows, inputs, outputs = size
+            used = rows * inputs * outputs
+            padded = rows * _tiled(inputs) * _tiled(outputs)
+            before = sizes.get(layer.name, (0, 0, ""))
+            sizes[layer.name] = (before[0] + used, before[1] + padded, f"{inputs:,} inputs x {outputs:,} outputs")
+    total = sum(padded for _, padded, _ in sizes.values())
+    for name, (used, padded, shape) in sizes.items():
+        if total >= _TINY and padded - used >= _WORTH_A_LINE * total:
+            yield Remark(
+                name,
+                f"{shape} fill tiles of {_LANES} x {_LANES} to {used / padded:.1%} at best: {1 - used / padded:.0%} of "
+                f"its multiplications are by zeros, {(padded - used) / total:.0%} of the model's. Prefer multiples of "
+                f"{_LANES}",
+            )
+
+
+def _multiplied(layer: keras.layers.Layer, output: Any) -> tuple[int, int, int] | None:
+    """(rows, inputs, outputs) of the matrix product that a layer is; None for those that are none."""
+    kernel = getattr(layer, "kernel", None)
+    if kernel is None or not isinstance(output, tf.Tensor) or "Depthwise" in type(layer).__name__:
+        return None
+    shape = tuple(kernel.shape)
+    if isinstance(layer, keras.layers.EinsumDense):
+        _, _, after = layer.equation.replace("...", "").partition("->")
+        letters = layer.equation.replace("...", "").partition("->")[0].partition(",")[2]
+        kept = math.prod(size for letter, size in zip(letters, shape, strict=True) if letter in after)
+        contracted = math.prod(shape) // kept
+        return math.prod(output.shape) // kept, contracted, kept
+    *window, channels, outputs = shape
+    return math.prod(output.shape) // output.shape[-1], math.prod(window) * channels, outputs
+
+
+def _tiled(size: int) -> int:
+    return math.ceil(size / _LANES) * _LANES
+
+
+def mixes_examples(model: keras.Model, inputs: Any) -> Remark | None:
+    """The first layer in which an example of a batch depends on the others, when nothing is trained; None without one.
+
+    Such a model gives other answers with other batch sizes and numbers of replicas. Runs the model on this machine.
+
+    Args:
+        model: built, outside of any strategy of several devices.
+        inputs: its inputs as `keras.KerasTensor`, of numbers.
+    """
+    generator = np.random.default_rng(0)
+
+    def made_up(tensor: keras.KerasTensor) -> np.ndarray:
+        shape, dtype = (_MADE_UP, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
+        if dtype.startswith(("float", "bfloat")):
+            return generator.normal(size=shape).astype("float32")
+        return generator.integers(0, 2 if dtype == "bool" else 8, size=shape).astype(dtype)
+
+    examples = keras.tree.map_structure(made_up, inputs)
+    half = keras.tree.map_structure(lambda array: array[: _MADE_UP // 2], examples)
+    for (layer, together), (_, apart) in zip(_outputs(model, examples), _outputs(model, half), strict=False):
+        for whole, part in zip(keras.tree.flatten(together), keras.tree.flatten(apart), strict=False):
+            if _differ(whole, part):
+                return Remark(
+                    layer.name,
+                    "the answer for an example depends on the others of its batch, so it changes with the size of the "
+                    "batch and the number of replicas",
+                )
+    return None
+
+
+def _outputs(model: keras.Model, examples: Any) -> list[tuple[keras.layers.Layer, Any]]:
+    outputs: list[tuple[keras.layers.Layer, Any]] = []
+    with internals.watching_layers(lambda layer, output: outputs.append((layer, output))):
+        model(examples, training=False)
+    return outputs
+
+
+def _differ(whole: Any, part: Any) -> bool:
+    if not isinstance(whole, tf.Tensor) or not whole.shape.rank or whole.shape[0] != _MADE_UP:
+        return False
+    if part.shape != (_MADE_UP // 2, *whole.shape[1:]):
+        return True
+    limit = _DIFFERENT_HALF if whole.dtype.name in _HALVES else _DIFFERENT
+    first, again = (np.asarray(tf.cast(t, tf.float64)) for t in (whole[: _MADE_UP // 2], part))
+    return bool(np.max(np.abs(first - again), initial=0) > limit * np.max(np.abs(again), initial=1e-30))

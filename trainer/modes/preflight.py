@@ -1,0 +1,227 @@
+"""`--mode=preflight`: the steps of a training run compiled for TPU slices, before a TPU is paid for."""
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer import cluster, console, export, inputs, lint, models, run_dir
+from trainer.assembly import Assembly
+from trainer.callbacks.clock import Clock
+from trainer.config import Config
+from trainer.errors import ConfigError, TrainerError
+from trainer.preflight import compilation, estimate, lower, report, search, slices
+from trainer.preflight.stand_in import StandInStrategy
+
+# Compilations a slice in search of the largest batch: of slices that are named, and in a survey of the common ones.
+_PROBES, _PROBES_OF_SURVEY = 4, 0
+
+_log = logging.getLogger(__name__)
+
+
+class Steps:
+    """The steps of a run as one of `num_replicas` replicas would run them, lowered for any share of the batch."""
+
+    def __init__(self, assemble: Callable[[cluster.Cluster], Assembly], num_replicas: int):
+        self._strategy = StandInStrategy(num_replicas)
+        devices = cluster.Cluster(self._strategy, "tpu", num_replicas, 1, 0, 1, f"{num_replicas} replicas of a TPU")
+        self.run = assemble(devices)
+        self.batch = self.run.plan.per_replica_batch_size
+        self.train = functools.cache(self._train)
+
+    def _train(self, batch: int) -> lower.Lowered | lower.Obstacle:
+        """The train step on `batch` examples a replica."""
+        return self._lowered(self.run.replicated.train_step, _specs(self.run.batch_spec(batch)))
+
+    def evaluation(self) -> lower.Lowered | lower.Obstacle:
+        """The evaluation step."""
+        mask = tf.TensorSpec((self.batch,), tf.float32)
+        return self._lowered(self.run.replicated.test_step, (*_specs(self.run.batch_spec(self.batch)), mask))
+
+    def export(self) -> lower.Lowered | lower.Obstacle:
+        """What an export serves."""
+        serve, signature = export.serving(self.run.replicated.model, self.run.spec, self.batch)
+        return self._lowered(lambda data: serve(*data), tuple(signature))
+
+    def _lowered(self, step: Callable[[Any], Any], data: tuple) -> lower.Lowered | lower.Obstacle:
+        def on_replica(*data: Any) -> Any:
+            return self._strategy.run(step, args=(data,))
+
+        try:
+            with self.run.replicated.tracing():
+                return lower.lower(on_replica, data, self.run.replicated.variables())
+        except lower.LoweringError as error:
+            return error.obstacle
+
+
+def preflight(config: Config, clock: Clock, source: models.ModelSource, read: inputs.AnyInputs) -> None:
+    """Compiles the steps of `config` for its slices, and says what it found.
+
+    Raises:
+        ConfigError: no compiler is there; a slice that was named, or every one of the common ones, is not for this run.
+    """
+    compiler = compilation.find(config.preflight_python, config.preflight_timeout_secs)
+    named = [slices.parse(name.strip()) for name in (config.slice or "").split(",") if name.strip()]
+    for target in named:
+        if not target.chip.tensorflow:
+            raise ConfigError(f"TensorFlow does not run on {target.chip.name}. Received: --slice={target.name}")
+    wanted = named or slices.common(config.global_batch_size)
+    folder = run_dir.RunDir(config.model_dir)
+    # A TPU compiles anyway, and without being told.
+    config = dataclasses.replace(config, xla="auto")
+    probes = config.preflight_probes
+    if probes is None:
+        probes = _PROBES if named else _PROBES_OF_SURVEY
+    examiner = Examiner(compiler, probes, read.num_train_examples)
+    findings: dict[str, report.Finding] = {}
+    notes: list[tuple[str, str]] = []
+    for num_replicas in dict.fromkeys(target.num_replicas for target in wanted):
+        of_size = [target for target in wanted if target.num_replicas == num_replicas]
+        steps = _steps(config, clock, source, read, folder, num_replicas)
+        if isinstance(steps, lower.Obstacle):
+            batch = config.global_batch_size // num_replicas
+            findings |= {target.name: report.Finding(target, batch, (), steps) for target in of_size}
+            continue
+        if not notes:
+            _log.info("%s", console.table(_about(steps.run)))
+            notes = _notes(steps)
+        findings |= {target.name: examiner.examine(steps, target) for target in of_size}
+    _tell(config, folder, [findings[target.name] for target in wanted], notes, strict=bool(named))
+
+
+def _steps(
+    config: Config,
+    clock: Clock,
+    source: models.ModelSource,
+    read: inputs.AnyInputs,
+    folder: run_dir.RunDir,
+    num_replicas: int,
+) -> Steps | lower.Obstacle:
+    try:
+        return Steps(functools.partial(Assembly, config, clock, source, read, folder), num_replicas)
+    except TrainerError:
+        raise
+    except Exception as error:  # whatever the user's model raises while it is built
+        return lower.untraceable(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examiner:
+    """Asks the compiler about one slice after the other.
+
+    probes: how many compilations a slice the search of the largest batch may take.
+    num_examples: a batch larger than the training split has no sense.
+    """
+
+    compiler: compilation.Compiler
+    probes: int
+    num_examples: int
+
+    def examine(self, steps: Steps, target: slices.Slice) -> report.Finding:
+        """What is known of the run on `target`."""
+        lowered = steps.train(steps.batch)
+        if isinstance(lowered, lower.Obstacle):
+            return report.Finding(target, steps.batch, (), lowered)
+        outcome = self._outcome(lowered, target, steps.batch)
+        finding = report.Finding(target, steps.batch, lowered.parameters, outcome)
+        if isinstance(outcome, compilation.Compiled):
+            expected = estimate.estimate(outcome, target, steps.batch)
+            finding = dataclasses.replace(finding, estimate=expected)
+        elif isinstance(outcome, lower.Obstacle) or outcome.kind != "oom":
+            return finding
+        if not self.probes:
+            return finding
+        largest = search.largest(
+            _probe(steps.batch, outcome),
+            capacity=target.chip.hbm_bytes,
+            limit=max(steps.batch, self.num_examples // target.num_replicas),
+            probes=self.probes,
+            probe=lambda batch: self._try(steps, target, batch),
+        )
+        return dataclasses.replace(finding, largest=largest)
+
+    def _try(self, steps: Steps, target: slices.Slice, batch: int) -> search.Probe:
+        lowered = steps.train(batch)
+        if isinstance(lowered, lower.Obstacle):
+            return search.Probe(batch, False, None)
+        return _probe(batch, self._outcome(lowered, target, batch))
+
+    def _outcome(self, lowered: lower.Lowered, target: slices.Slice, batch: int) -> report.Outcome:
+        _log.info("%s: compiling %s examples a replica", target.name, f"{batch:,}")
+        outcome = self.compiler.compile(lowered.hlo, target)
+        _log.info("%s: %s", target.name, report.said(outcome))
+        if isinstance(outcome, compilation.Refusal) and outcome.op_name:
+            return lowered.obstacle(outcome.op_name, outcome.message)
+        return outcome
+
+
+def _probe(batch: int, outcome: report.Outcome) -> search.Probe:
+    if isinstance(outcome, compilation.Compiled):
+        return search.Probe(batch, True, outcome.memory.peak)
+    return search.Probe(batch, False, outcome.used_bytes if isinstance(outcome, compilation.Refusal) else None)
+
+
+def _specs(batch: tuple) -> tuple:
+    """Keras' symbolic tensors as TensorFlow's."""
+    return keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), batch)
+
+
+def _about(run: Assembly) -> list[tuple[str, str]]:
+    model = run.replicated.model
+    trained = sum(int(tf.size(variable.value)) for variable in model.trainable_variables)
+    return [
+        ("dataset", run.inputs.describe()),
+        (
+            "model",
+            f"{run.config.model}: {model.count_params():,} parameters, {trained:,} trained, {run.config.precision}",
+        ),
+        ("batch", f"{run.plan.global_batch_size:,}"),
+    ]
+
+
+def _notes(steps: Steps) -> list[tuple[str, str]]:
+    """What there is to say of the other programs of the run."""
+    run = steps.run
+    notes = [("model", remark) for remark in run.remarks()]
+    if run.config.lint != "off" and isinstance(steps.train(steps.batch), lower.Lowered):
+        mixing = lint.mixes_examples(run.replicated.model, run.batch_spec(steps.batch)[0])
+        notes += [("model", str(mixing))] if mixing else []
+    for name, lowered in (("evaluation", steps.evaluation()), ("export", steps.export())):
+        stands = f"cannot be compiled: {lowered}" if isinstance(lowered, lower.Obstacle) else "lowers for XLA too"
+        notes.append((name, stands))
+    return notes
+
+
+def _tell(
+    config: Config,
+    folder: run_dir.RunDir,
+    findings: Sequence[report.Finding],
+    notes: list[tuple[str, str]],
+    *,
+    strict: bool,
+) -> None:
+    """Tables and `preflight.json`, and an error where the run could not begin as it was asked for."""
+    measured = folder.read(run_dir.INPUT_PROFILE)
+    pipeline = json.loads(measured)["stages"][-1]["examples_per_sec"] if measured else None
+    notes = [*notes, *report.about_input(findings, pipeline)]
+    if any(not finding.fits for finding in findings):
+        notes.append(("remedies", report.remedies(precision=config.precision, optimizer=config.optimizer)))
+    notes += [("note", text) for text in report.NOT_COVERED]
+    circumstances = {
+        "model": config.model,
+        "precision": config.precision,
+        "remarks": [": ".join(note) for note in notes],
+    }
+    folder.write(run_dir.PREFLIGHT, json.dumps(report.to_json(findings, circumstances), indent=2) + "\n")
+    _log.info("%s", console.columns(report.rows(findings)))
+    if details := report.details(findings):
+        _log.info("%s", console.columns(details))
+    _log.info("%s", console.table([*notes, ("preflight", folder.file(run_dir.PREFLIGHT))]))
+    failed = [f"{finding.slice.name}: {report.problem(finding)}" for finding in findings if not finding.fits]
+    if failed and (strict or len(failed) == len(findings)):
+        raise ConfigError("\n  ".join(["the run would fail on", *failed]))

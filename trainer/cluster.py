@@ -21,6 +21,7 @@ import typing
 import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 
+from trainer import diagnose
 from trainer.errors import ConfigError, RetryError, TrainerError
 from trainer.hardware import GRPC, LOCAL, Target, Workers, local_chips, parse_grpc
 
@@ -30,6 +31,8 @@ if typing.TYPE_CHECKING:
 _HTTP2_SETTINGS = 4
 # What opens an HTTP/2 connection, gRPC's too: preface and an empty SETTINGS frame (RFC 9113, 3.4 and 4.1).
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _HTTP2_SETTINGS, 0, 0, 0, 0, 0])
+
+_NO_REPLICAS = "Cannot set up --replicas"
 
 _log = logging.getLogger(__name__)
 _T = typing.TypeVar("_T")
@@ -164,8 +167,7 @@ def _connect_workers(tf: typing.Any, workers: Workers, replicas: int | None, tim
     _bypass_proxy([address.split(":")[0] for address in workers.addresses])
     others = ", ".join(a for i, a in enumerate(workers.addresses) if i != workers.index)
     _limit_registration(workers, timeout_secs)
-    # _untouched inside: it takes any RuntimeError for TensorFlow's, and RetryError is one.
-    with _translated(tf, f"Cannot train with {others}"), _untouched():
+    with _translated(tf, f"Cannot train with {others}"):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _take_back_sigterm()
     num_workers, num_replicas = len(workers.addresses), strategy.num_replicas_in_sync
@@ -219,7 +221,7 @@ def _connect_this_machine(tf: typing.Any, replicas: int | None) -> Cluster:
         strategy = tf.distribute.get_strategy()
         description = "CPU: 1 replica on this machine (no GPU found, no TPU asked for)"
     else:
-        with _untouched():
+        with diagnose.explained(_NO_REPLICAS):
             tf.config.set_logical_device_configuration(
                 tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * num_replicas
             )
@@ -238,7 +240,7 @@ def _use_gpus(tf: typing.Any, replicas: int | None) -> int:
                 f"--replicas={replicas}, and this machine has {len(gpus)} GPU(s), each one replica. Lower --replicas, "
                 "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to train on virtual CPU replicas."
             )
-        with _untouched():
+        with diagnose.explained(_NO_REPLICAS):
             tf.config.set_visible_devices(gpus[:replicas], "GPU")  # else TensorFlow takes the memory of all
     return min(len(gpus), replicas or len(gpus))
 
@@ -301,27 +303,6 @@ def _bypass_proxy(hosts: Sequence[str]) -> None:
 
 # --- errors ---
 
-# Part of TensorFlow's message -> error, cause and remedy. The first match counts.
-_FAILURES: tuple[tuple[str, type[TrainerError], str], ...] = (
-    ("TPU_SYSTEM", ConfigError, "it answers, and has no TPU. Give the address of a TPU worker (port 8470)"),
-    ("ConfigureDistributedTPU", ConfigError, "TensorFlow has no TPU support there. Install the extra `tpu`"),
-    ("lockfile", RetryError, "another process holds the TPU. Wait for its end, or end it"),
-    ("tpu_node_interfaces", ConfigError, "libtpu finds no TPU. Run on a TPU VM, with its devices passed on"),
-    ("RegisterTask", RetryError, "not every worker came within --connect_timeout_secs. Start them all and run again"),
-    ("Could not start gRPC server", RetryError, "the port of this worker is in use. Wait for the other run's end"),
-)
-_PLACE = ("Graph execution error:", "Detected at node", 'File "')  # lines of an error that tell where it came about
-# In messages of gRPC and of TensorFlow's collectives and coordination service when a process at the other end is gone.
-_SIGNS_OF_LOSS = (
-    "Socket closed",
-    "Connection reset",
-    "Broken pipe",
-    "failed to connect",
-    "unreachable",
-    "heartbeat",
-    "recvmsg",
-    "preempted",
-)
 _NODE_STATES = {
     "CREATING": "Wait until it is READY and run again",
     "PREEMPTED": "It was taken away: delete it, create it again and run again",
@@ -330,53 +311,13 @@ _NODE_STATES = {
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Turns TensorFlow's errors about what was there and is lost into a RetryError: a worker, a peer, the storage.
-
-    Raises:
-        RetryError: see there.
-    """
-    import tensorflow as tf
-
-    try:
-        yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
-        raise RetryError(_lost(error)) from error
-    except (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.CancelledError) as error:
-        if not any(sign in str(error) for sign in _SIGNS_OF_LOSS):
-            raise
-        raise RetryError(_lost(error)) from error
-
-
-def _lost(error: BaseException) -> str:
-    return (
-        "lost the connection to a worker, a TPU or the storage. The same command goes on from the last checkpoint. "
-        f"TensorFlow says: {_without_place(error)}"
-    )
-
-
-@contextlib.contextmanager
 def _translated(tf: typing.Any, what: str) -> Iterator[None]:
-    """Turns an error of TensorFlow into one line with cause and remedy; those without an entry are worth a retry."""
+    """Turns an error of TensorFlow into one line with cause and remedy; those that are not known are worth a retry."""
     try:
-        yield
+        with diagnose.explained(what):
+            yield
     except tf.errors.OpError as error:
-        for text, error_type, cause in _FAILURES:
-            if text in str(error):
-                raise error_type(f"{what}: {cause}.") from error
-        raise RetryError(f"{what}: TensorFlow says: {_first_line(error)}. Run again.") from error
-
-
-@contextlib.contextmanager
-def _untouched() -> Iterator[None]:
-    """Explains TensorFlow's refusal to configure devices that are in use."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ConfigError(
-            "Replicas must be set up before anything else uses TensorFlow, and something has: a tensor, variable or "
-            f"strategy made earlier, perhaps by an import of --model. TensorFlow says: {_first_line(error)}"
-        ) from error
+        raise RetryError(f"{what}: TensorFlow says: {diagnose.short(error)}. Run again.") from error
 
 
 def _lookup_error(error: Exception, what: str) -> TrainerError:
@@ -386,7 +327,7 @@ def _lookup_error(error: Exception, what: str) -> TrainerError:
         return RetryError(f"{what} is {state[1]}, not READY. {remedy}.")
     # cloud-tpu-client wraps errors of the API in ValueError with advice of its own: the cause is in its context.
     cause = error.__context__ or error
-    reason = f"{type(cause).__name__}: {_first_line(cause)}"
+    reason = f"{type(cause).__name__}: {diagnose.short(cause)}"
     if isinstance(error, urllib.error.URLError):  # urllib is what it asks the metadata server with
         return ConfigError(
             f"Cannot look up {what}: no metadata server tells this machine's project and zone. "
@@ -407,13 +348,3 @@ def _lookup_error(error: Exception, what: str) -> TrainerError:
             f"Cannot look up {what} through a proxy. Install PySocks, or unset http_proxy and https_proxy."
         )
     return RetryError(f"Cannot look up {what} now. {reason}")
-
-
-def _without_place(error: BaseException) -> str:
-    """What an error of a graph says after it has told, over many lines, where in the program it came about."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line and not line.startswith(_PLACE))[:300]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]

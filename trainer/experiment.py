@@ -9,7 +9,7 @@ import dataclasses
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -60,7 +60,7 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
         _refuse_several_machines(target)
     # Profiling leaves nothing of a training run behind, repaired shards neither.
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_explained(folder))
+        stack.enter_context(storage.explained(folder.path))
         elsewhere = stack.enter_context(tempfile.TemporaryDirectory()) if profiles else None
         read = inputs.open_inputs(config, cache_dir=elsewhere or folder.file(run_dir.REPAIRED))
         _refuse_local_paths(target, config, read)
@@ -73,7 +73,8 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
             folder.check_writable()
         if trains:
             watched = stack.enter_context(guard.watching(config, folder, clock, stops, is_chief=target.is_chief))
-            stack.enter_context(_explained(folder))  # by here, so that the guard hears what the user will hear
+            # By here, so that the guard hears what the user will hear.
+            stack.enter_context(storage.explained(folder.path))
         if profiles or trains:
             read = dataclasses.replace(
                 read, services=supply.services(config), cached=supply.copies(config, read.train_shards)
@@ -89,13 +90,6 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
             else:
                 stops.when = f"during {config.mode}"
                 use_checkpoint(assembly)
-
-
-@contextlib.contextmanager
-def _explained(folder: run_dir.RunDir) -> Iterator[None]:
-    """Turns errors of the file system and of what was connected into ours."""
-    with storage.explained(folder.path), cluster.explained():
-        yield
 
 
 def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:

@@ -10,11 +10,10 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from data.errors import DataError
-from trainer import run_dir, storage
+from trainer import diagnose, run_dir, storage
 from trainer.callbacks.clock import Clock
 from trainer.config import Config
-from trainer.errors import EXIT_CONFIG, EXIT_DEFECT, EXIT_OK, EXIT_RETRY, TrainerError
+from trainer.errors import EXIT_DEFECT, EXIT_OK, EXIT_RETRY
 from trainer.receipt import Receipt
 from trainer.redact import redact
 from trainer.watch import lease, notices, status
@@ -145,11 +144,9 @@ def watching(config: Config, folder: run_dir.RunDir, clock: Clock, stops: Stops,
     try:
         notices.start(stops.request)
         yield guard
-    except TrainerError as error:
-        guard.end(error.exit_code, str(error))
-        raise
-    except DataError as error:
-        guard.end(EXIT_CONFIG, str(error))
+    except Exception as error:
+        told = diagnose.explain(error)
+        guard.end(told.exit_code, str(told))
         raise
     except BaseException as error:
         guard.end(EXIT_DEFECT, repr(error))

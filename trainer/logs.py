@@ -68,10 +68,12 @@ def wanted_format(argv: Sequence[str]) -> str:
     return format if format in FORMATS else FORMATS[0]
 
 
-def report_failure(message: str, exit_code: int) -> None:
-    """The last line of a run that fails for a reason its user can mend: `trainer: <message>` on stderr, or an entry of
-    severity ERROR."""
-    _log.error("%s", message, extra={"fields": {"exit_code": exit_code}, "is_last_word": True})
+def report_failure(message: str, exit_code: int, defect: Exception | None = None) -> None:
+    """The last line of a run that fails: `trainer: <message>` on stderr, or an entry of severity ERROR; of a defect
+    CRITICAL and with its stack."""
+    level = logging.CRITICAL if defect else logging.ERROR
+    stack = defect if isinstance(_formatter, _Json) else None  # Error Reporting reads it; people have a file
+    _log.log(level, "%s", message, exc_info=stack, extra={"fields": {"exit_code": exit_code}, "is_last_word": True})
 
 
 def write_last_words(message: str, exit_code: int, *, stack: str | None = None) -> None:

@@ -6,8 +6,7 @@ import sys
 import time
 
 from data import catalog
-from data.errors import DataError
-from trainer import config, doctor, errors, flags, logs
+from trainer import config, diagnose, doctor, errors, flags, logs
 from trainer.redact import redact
 from trainer.watch import stopping
 
@@ -29,7 +28,8 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
     doctor.quieten_libraries(for_machines=settings.log_format == "json")
     from trainer import experiment
 
-    experiment.run(settings, argv, started, stops)
+    with diagnose.kept(settings.model_dir, redact):
+        experiment.run(settings, argv, started, stops)
     return errors.EXIT_OK
 
 
@@ -38,10 +38,8 @@ def _main() -> int:
     logs.configure(logs.wanted_format(sys.argv), redact=redact)
     try:
         return main(sys.argv, stops)
-    except (errors.TrainerError, DataError) as error:
-        code = getattr(error, "exit_code", errors.EXIT_CONFIG)
-        logs.report_failure(str(error), code)
-        return code
+    except Exception as error:
+        return diagnose.report(error, redact)
 
 
 if __name__ == "__main__":

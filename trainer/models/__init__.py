@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from data.spec import Spec
+from trainer import diagnose
 from trainer.errors import ConfigError
 
 COMPILE_KEYS = ("loss", "metrics", "optimizer")
@@ -112,8 +113,9 @@ def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[1:2]
-        where = f" ({frame[0].filename}:{frame[0].lineno})" if frame else ""
+        frames = traceback.extract_tb(error.__traceback__)[1:2]
+        place = diagnose.theirs(error) or next((f"{frame.filename}:{frame.lineno}" for frame in frames), None)
+        where = f" ({place})" if place else ""
         message = " ".join(str(error).split())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ConfigError(f"the model {name} cannot be built for {_described(spec)}: {kind}{message}{where}") from error

@@ -1,0 +1,264 @@
+"""What an exception that ends a run means to its user: cause and remedy first, the traceback in a file.
+
+Failures that are known stand in `trainer/failures/`. Types and texts are enough to know one: no TensorFlow is needed.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import os
+import pathlib
+import re
+import sys
+import sysconfig
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import data
+from data.errors import DataError
+from trainer import logs
+from trainer.errors import ConfigError, RetryError, TrainerError
+from trainer.failures import KNOWN, Failure
+
+_SHORT_CHARS = 300
+_TRACEBACK = "(the traceback "
+_WRITING_SECS = 5.0  # a bucket that does not answer must not keep a process that has failed
+_OURS = tuple(os.path.join(os.path.abspath(path), "") for path in (os.path.dirname(__file__), *data.__path__))
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+_SPEAKERS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "jaxlib": "JAX", "numpy": "NumPy"}
+
+_COLOURS = re.compile(r"\x1b\[\d*m")
+_PLACE = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+).*$', re.MULTILINE)
+# What else tells where in the graph an error came about, rather than what it is.
+_NODES = re.compile(
+    r"^(Graph execution error:|Detected at node .*|The op is created at:.*|Stack trace for op definition:.*"
+    r"|<stack traces unavailable>|\s*tf2xla conversion failed while .*)$"
+    r"|\{\{function_node [^}]*\}\} ?|\[\[[{A-Za-z][^\]]*\]\]| ?\[Op:[^\]]+\]( name:\s*$)?",
+    re.MULTILINE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of a program. `is_last`: nothing of the trainer's was called from there when it failed."""
+
+    path: str
+    line: int
+    is_last: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+# --- what it means ---
+
+
+def find(error: BaseException | None) -> Failure | None:
+    """The known failure that an exception, or one that led to it, is."""
+    found = _find(error)
+    return found[0] if found else None
+
+
+def explain(error: Exception, what: str = "") -> TrainerError:
+    """What the user is told of an exception: a message in one line, and the exit code.
+
+    Args:
+        error: any; one of ours says itself what it means.
+        what: what could not be done, to be said first.
+    """
+    if isinstance(error, TrainerError):
+        return error
+    if isinstance(error, DataError):
+        return ConfigError(str(error))
+    found = _find(error)
+    if not found:
+        return _unknown(error)
+    known, seen = found
+    place = None if known.retryable else theirs(error)
+    sentences = [
+        f"{what}: {known.cause}" if what else known.cause,
+        known.remedy,
+        *([f"It comes about at {place}"] if place else []),
+        f"{_speaker(seen)} says: {short(seen)}",
+    ]
+    return (RetryError if known.retryable else ConfigError)(". ".join(sentences))
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns a known failure into an error that begins with what could not be done; lets others through.
+
+    Raises:
+        ConfigError, RetryError: see `trainer/failures/`.
+    """
+    try:
+        yield
+    except (TrainerError, DataError):
+        raise
+    except Exception as error:
+        if find(error) is None:
+            raise
+        raise explain(error, what) from error
+
+
+def short(error: BaseException) -> str:
+    """What an error says, in one line, without where in a graph it came about."""
+    return " ".join(_said(error).split())[:_SHORT_CHARS] or type(error).__name__
+
+
+def _find(error: BaseException | None) -> tuple[Failure, BaseException] | None:
+    for seen in _chain(error):
+        kinds = {kind.__name__ for kind in type(seen).__mro__}
+        for known in KNOWN:
+            if (not known.kinds or kinds & set(known.kinds)) and re.search(known.pattern, _said(seen), re.DOTALL):
+                return known, seen
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and those that led to it, as Python prints them, from the last to the first."""
+    told: set[int] = set()
+    while error is not None and id(error) not in told:
+        yield error
+        told.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _said(error: BaseException) -> str:
+    return _NODES.sub("", _PLACE.sub("", _COLOURS.sub("", str(error)))).strip()
+
+
+def _unknown(error: Exception) -> TrainerError:
+    text = f"{type(error).__name__}: {short(error)}"
+    place = theirs(error)
+    if place and place.is_last:
+        return ConfigError(f"code outside of the trainer fails at {place}: {text}")
+    below = f" (under {place})" if place else ""
+    return TrainerError(f"this is a defect of the trainer, or a failure that it does not know{below}: {text}")
+
+
+def _speaker(error: BaseException) -> str:
+    """Whose words the error's are, as far as its type or the code that raised it tells."""
+    modules = [type(error).__module__, *(frame.f_globals.get("__name__", "") for frame, _ in _frames(error))]
+    for module in (modules[0], modules[-1]):
+        if speaker := _SPEAKERS.get(module.split(".")[0]):
+            return speaker
+    return "Python"
+
+
+# --- where it comes about ---
+
+
+def theirs(error: BaseException) -> Place | None:
+    """The innermost line of the user's own code, from the error's text or else its traceback; None where there is none.
+
+    TensorFlow tells in the text where an operation of a graph was made. What called the trainer does not count.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return Place(error.filename, error.lineno, is_last=True)
+    for seen in _chain(error):
+        in_text = [(_absolute(match["path"]), int(match["line"])) for match in _PLACE.finditer(str(seen))]
+        in_traceback = [(frame.f_code.co_filename, line) for frame, line in _frames(seen)]
+        for lines in (in_text, in_traceback):
+            if place := _last_of_theirs(lines):
+                return place
+    return None
+
+
+def _last_of_theirs(lines: list[tuple[str, int]]) -> Place | None:
+    below = list(itertools.dropwhile(lambda line: not line[0].startswith(_OURS), lines)) or lines
+    known = [(path, line) for path, line in below if not _is_library(path)]
+    for path, line in reversed(known):
+        if not path.startswith(_OURS):
+            return Place(path, line, is_last=(path, line) == known[-1])
+    return None
+
+
+def _is_library(path: str) -> bool:
+    if path.startswith(_OURS):
+        return False
+    parts = pathlib.PurePath(path).parts
+    generated = path.startswith("<") or "__autograph_generated_file" in path
+    return generated or "site-packages" in parts or "dist-packages" in parts or path.startswith(_LIBRARIES)
+
+
+def _absolute(path: str) -> str:
+    """XLA leaves out the first slash."""
+    return path if os.path.exists(path) or not os.path.exists(f"/{path}") else f"/{path}"
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    return list(traceback.walk_tb(error.__traceback__))
+
+
+# --- telling it ---
+
+
+@contextlib.contextmanager
+def kept(directory: str, redact: Callable[[str], str]) -> Iterator[None]:
+    """Writes the traceback of what fails inside to a file `failure-TIME.txt`, and notes on the exception where it is.
+
+    Errors of ours say all there is to say, unless they tell of code that is not the trainer's.
+
+    Args:
+        directory: where to write if it is there, local or gs://; else it is the directory for temporary files.
+        redact: takes secrets out of a text.
+    """
+    try:
+        yield
+    except Exception as error:
+        _keep(error, directory, redact)
+        raise
+
+
+def report(error: Exception, redact: Callable[[str], str]) -> int:
+    """Says the last words of a process that an exception ends, and returns its exit code."""
+    _keep(error, "", redact)
+    told = explain(error)
+    message = " ".join([str(told), *(note for note in _notes(error) if note.startswith(_TRACEBACK))])
+    is_known = isinstance(error, TrainerError | DataError) or find(error) is not None
+    logs.report_failure(message, told.exit_code, None if is_known else error)
+    return told.exit_code
+
+
+def _keep(error: Exception, directory: str, redact: Callable[[str], str]) -> None:
+    says_all = isinstance(error, TrainerError | DataError) and not (error.__cause__ and theirs(error.__cause__))
+    if says_all or any(note.startswith(_TRACEBACK) for note in _notes(error)):
+        return
+    now = datetime.datetime.now(datetime.UTC)
+    name = f"failure-{now:%Y%m%dT%H%M%S.%fZ}.txt"  # to the microsecond, for workers that fail together
+    note = f"{_TRACEBACK}could not be written)"
+    with contextlib.suppress(Exception):  # this must not fail itself, without memory or directory as it may be
+        text = redact("".join(traceback.format_exception(error)))
+        folders = [directory, tempfile.gettempdir()]
+        paths = [f"{folder.rstrip('/')}/{name}" for folder in folders if folder]
+        note = next((f"{_TRACEBACK}is in {path})" for path in paths if _is_written(path, text)), note)
+    error.add_note(note)
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def _is_written(path: str, text: str) -> bool:
+    """Writes a file, or gives up on it within seconds."""
+    done = threading.Event()
+
+    def write() -> None:
+        with contextlib.suppress(Exception):
+            if "://" not in path:
+                pathlib.Path(path).write_text(text)
+                done.set()
+            elif tensorflow := sys.modules.get("tensorflow"):
+                with tensorflow.io.gfile.GFile(path, "w") as file:
+                    file.write(text)
+                done.set()
+
+    thread = threading.Thread(target=write, name="failure", daemon=True)
+    thread.start()
+    thread.join(_WRITING_SECS)
+    return done.is_set()

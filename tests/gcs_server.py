@@ -59,7 +59,7 @@ class Api(http.server.BaseHTTPRequestHandler):
             return
         try:
             if fault is not None and fault.code is not None:
-                raise StorageError(fault.code, "as asked for")
+                raise StorageError(fault.code, fault.message)
             code, headers, answer = self._answer(url.path, query, body)
             if fault is not None and fault.lose and code == 200:
                 self._lose(json.loads(answer))

@@ -42,6 +42,7 @@ class Fault:
     times: int | None = 1
     method: str = ""
     path: str = ""
+    message: str = "as asked for"  # that an answer of `code` carries
 
     def matches(self, method: str, path: str) -> bool:
         """Whether it hits this request; `path` is unquoted and has its query."""

@@ -134,7 +134,7 @@ def _provocations() -> dict[str, Callable[[], object]]:
         "port in use": _busy_port,
         "operation XLA cannot compile": lambda: _fit(one, Eigen(), jit_compile=True),
         "shape not known to XLA": _dynamic_shape,
-        "out of device memory": lambda: tf.zeros(ABSURD),
+        "out of device memory": lambda: tf.zeros(ABSURD),  # waits 10 s for memory to come free
         "out of host memory": lambda: np.ones(ABSURD),
         "XLA of the model's own on several replicas": lambda: _fit(two, jit_compile=True),
         "reduction inside of a function or condition": lambda: _accumulate(two),

@@ -153,6 +153,17 @@ FAILURES = (
         "tensorflow/tensorflow#55178; here",
     ),
     Failure(
+        "worker was restarted",
+        ("OpError",),
+        r"Unable to find a context_id",
+        "a TPU worker was restarted or lost under the run",
+        "The same command goes on from the last checkpoint",
+        "2 root error(s) found.\n  (0) Unavailable: Socket closed\n  (1) Unavailable: Unable to find a context_id "
+        "matching the specified one (12465293436922014039). Perhaps the worker was restarted, or the context was GC'd?",
+        "tensorflow/tensorflow#47460",
+        retryable=True,
+    ),
+    Failure(
         "workers missing",
         ("OpError",),
         r"RegisterTask",
@@ -185,17 +196,15 @@ LOST = (
         "",
         _LOST,
         _GOES_ON,
-        "2 root error(s) found.\n  (0) Unavailable: Socket closed\n  (1) Unavailable: Unable to find a context_id "
-        "matching the specified one (12465293436922014039). Perhaps the worker was restarted, or the context was GC'd?",
-        "tensorflow/tensorflow#47460, #46007; here",
+        "Socket closed\nAdditional GRPC error information from remote target /job:worker/replica:0/task:0",
+        "tensorflow/tensorflow#46007; here",
         retryable=True,
     ),
     Failure(
         # In messages of gRPC and of TensorFlow's collectives and coordination service when a process is gone.
         "process at the other end gone",
-        ("InternalError", "UnknownError", "CancelledError", "InvalidArgumentError"),
-        r"Socket closed|Connection reset|Broken pipe|failed to connect|unreachable|heartbeat|recvmsg|preempted|"
-        r"Unable to find a context_id",
+        ("InternalError", "UnknownError", "CancelledError"),
+        r"Socket closed|Connection reset|Broken pipe|failed to connect|unreachable|heartbeat|recvmsg|preempted",
         _LOST,
         _GOES_ON,
         "Task /job:jax_worker/replica:0/task:37 heartbeat timeout. This indicates that the remote task has failed, got "

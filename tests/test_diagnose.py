@@ -334,19 +334,20 @@ def test_a_layer_of_the_users_own_is_named_by_its_line(provoked: dict[str, dict]
 # --- chains, places, files ---
 
 
-def test_what_led_to_an_error_counts_as_python_shows_it() -> None:
-    def failing(hide: bool) -> Exception:
+@pytest.mark.parametrize("how", ["from", "during", "hidden"])
+def test_what_led_to_an_error_counts_as_python_shows_it(how: str) -> None:
+    with pytest.raises(KeyError) as caught:
         try:
-            try:
-                raise error_of("UnavailableError", "Socket closed")
-            except Exception as first:
-                raise KeyError("clean-up") from (None if hide else first)
-        except KeyError as second:
-            return second
-
-    assert diagnose.find(failing(hide=False)) is ROWS["connection lost"]
-    assert "Socket closed" in str(diagnose.explain(failing(hide=False)))
-    assert diagnose.find(failing(hide=True)) is None
+            raise error_of("UnavailableError", "Socket closed")
+        except Exception as first:
+            if how == "during":
+                raise KeyError("clean-up")  # noqa: B904
+            raise KeyError("clean-up") from (first if how == "from" else None)
+    if how == "hidden":
+        assert diagnose.find(caught.value) is None
+    else:
+        assert diagnose.find(caught.value) is ROWS["connection lost"]
+        assert "Socket closed" in str(diagnose.explain(caught.value))
 
 
 def test_errors_of_ours_speak_for_themselves() -> None:
@@ -370,8 +371,7 @@ def step(x):
     return x + missing
 
 def calls_back(x):
-    import data.records, trainer.plan
-    return trainer.plan.Plan(x)
+    return fail(x)
 """
 
 
@@ -391,23 +391,24 @@ def test_the_users_own_line_is_named_and_who_is_to_blame(users: dict, tmp_path: 
     with pytest.raises(NameError) as caught:
         users["call"](users["step"])
     told = diagnose.explain(caught.value)
-    assert (
-        str(told)
-        == f"code outside of the trainer fails at {tmp_path}/theirs.py:3: NameError: name 'missing' is not defined"
-    )
+    assert str(told) == f"the model's code fails at {tmp_path}/theirs.py:3: NameError: name 'missing' is not defined"
     assert told.exit_code == EXIT_CONFIG
 
-    def broken(x: int) -> None:  # of the trainer's, below the user's
-        exec(compile("def fail(x):\n    raise KeyError(x)\nfail(1)", str(ROOT / "trainer" / "plan.py"), "exec"))
-
-    broken_step = "def step(x):\n    return inner(x)\n"
-    names = {"inner": broken, **users}
-    exec(compile(broken_step, str(tmp_path / "theirs.py"), "exec"), names)
+    # Of the trainer's, called from the user's.
+    exec(compile("def fail(x):\n    raise KeyError(x)\n", str(ROOT / "trainer" / "plan.py"), "exec"), users)
     with pytest.raises(KeyError) as caught_too:
-        users["call"](names["step"])
+        users["call"](users["calls_back"])
     told = diagnose.explain(caught_too.value)
     assert told.exit_code == EXIT_DEFECT
-    assert "a defect of the trainer" in str(told)
+    assert "a defect of the trainer" in str(told) and f"(under {tmp_path}/theirs.py:6)" in str(told)
+
+
+def test_a_model_among_the_trainers_is_a_model(users: dict) -> None:
+    path = ROOT / "trainer" / "models" / "mine.py"
+    exec(compile(USERS, path, "exec"), users)
+    with pytest.raises(NameError) as caught:
+        users["call"](users["step"])
+    assert f"the model's code fails at {path}:3: NameError" in str(diagnose.explain(caught.value))
 
 
 def fail_secretly(directory: str) -> tuple[Exception, str]:
@@ -437,6 +438,13 @@ def test_without_a_directory_it_is_elsewhere(tmp_path: pathlib.Path, monkeypatch
 
 
 def test_errors_of_ours_need_no_traceback(tmp_path: pathlib.Path, users: dict) -> None:
+    exec(compile(USERS.replace("def step", "def builtin"), str(ROOT / "trainer" / "models" / "cnn.py"), "exec"), users)
+    with pytest.raises(ConfigError) as caught, diagnose.kept(str(tmp_path), str):
+        try:
+            users["call"](users["builtin"])
+        except NameError as error:
+            raise ConfigError("the model cnn cannot be built") from error
+    assert not hasattr(caught.value, "__notes__") and not list(tmp_path.glob("failure-*"))
     with pytest.raises(ConfigError) as caught, diagnose.kept(str(tmp_path / "run"), str):
         raise ConfigError("do this") from KeyError("x")
     assert not hasattr(caught.value, "__notes__")
@@ -558,7 +566,7 @@ def _line(theirs: pathlib.Path, code: str) -> str:
 @pytest.mark.parametrize(
     ("fault", "flags", "code", "said", "culprit"),
     [
-        ("type", [], 78, "code outside of the trainer fails at", "y_pred + {}"),
+        ("type", [], 78, "the model's code fails at", "y_pred + {}"),
         ("eig", ["--xla=on"], 78, "cannot compile an operation of the model", "tf.linalg.eigvals"),
         ("defect", [], 1, "a defect of the trainer, or a failure that it does not know", ""),
     ],

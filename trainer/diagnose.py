@@ -28,6 +28,7 @@ _SHORT_CHARS = 300
 _TRACEBACK = "(the traceback "
 _WRITING_SECS = 5.0  # a bucket that does not answer must not keep a process that has failed
 _OURS = tuple(os.path.join(os.path.abspath(path), "") for path in (os.path.dirname(__file__), *data.__path__))
+_MODELS = os.path.join(os.path.abspath(os.path.dirname(__file__)), "models", "")
 _LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _SPEAKERS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "jaxlib": "JAX", "numpy": "NumPy"}
 
@@ -136,7 +137,7 @@ def _unknown(error: Exception) -> TrainerError:
     text = f"{type(error).__name__}: {short(error)}"
     place = theirs(error)
     if place and place.is_last:
-        return ConfigError(f"code outside of the trainer fails at {place}: {text}")
+        return ConfigError(f"the model's code fails at {place}: {text}")
     below = f" (under {place})" if place else ""
     return TrainerError(f"this is a defect of the trainer, or a failure that it does not know{below}: {text}")
 
@@ -154,7 +155,7 @@ def _speaker(error: BaseException) -> str:
 
 
 def theirs(error: BaseException) -> Place | None:
-    """The innermost line of the user's own code, from the error's text or else its traceback; None where there is none.
+    """The innermost line of the model's code, from the error's text or else its traceback; None where there is none.
 
     TensorFlow tells in the text where an operation of a graph was made. What called the trainer does not count.
     """
@@ -170,12 +171,17 @@ def theirs(error: BaseException) -> Place | None:
 
 
 def _last_of_theirs(lines: list[tuple[str, int]]) -> Place | None:
-    below = list(itertools.dropwhile(lambda line: not line[0].startswith(_OURS), lines)) or lines
+    below = list(itertools.dropwhile(lambda line: not _is_ours(line[0]), lines)) or lines
     known = [(path, line) for path, line in below if not _is_library(path)]
     for path, line in reversed(known):
-        if not path.startswith(_OURS):
+        if not _is_ours(path):
             return Place(path, line, is_last=(path, line) == known[-1])
     return None
+
+
+def _is_ours(path: str) -> bool:
+    is_model = path.startswith(_MODELS) and not os.path.basename(path).startswith("_")  # where users put theirs too
+    return path.startswith(_OURS) and not is_model
 
 
 def _is_library(path: str) -> bool:
@@ -202,7 +208,7 @@ def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
 def kept(directory: str, redact: Callable[[str], str]) -> Iterator[None]:
     """Writes the traceback of what fails inside to a file `failure-TIME.txt`, and notes on the exception where it is.
 
-    Errors of ours say all there is to say, unless they tell of code that is not the trainer's.
+    Errors of ours say all there is to say, unless they tell of a user's own code.
 
     Args:
         directory: where to write if it is there, local or gs://; else it is the directory for temporary files.
@@ -226,8 +232,7 @@ def report(error: Exception, redact: Callable[[str], str]) -> int:
 
 
 def _keep(error: Exception, directory: str, redact: Callable[[str], str]) -> None:
-    says_all = isinstance(error, TrainerError | DataError) and not (error.__cause__ and theirs(error.__cause__))
-    if says_all or any(note.startswith(_TRACEBACK) for note in _notes(error)):
+    if _says_all(error) or any(note.startswith(_TRACEBACK) for note in _notes(error)):
         return
     now = datetime.datetime.now(datetime.UTC)
     name = f"failure-{now:%Y%m%dT%H%M%S.%fZ}.txt"  # to the microsecond, for workers that fail together
@@ -238,6 +243,14 @@ def _keep(error: Exception, directory: str, redact: Callable[[str], str]) -> Non
         paths = [f"{folder.rstrip('/')}/{name}" for folder in folders if folder]
         note = next((f"{_TRACEBACK}is in {path})" for path in paths if _is_written(path, text)), note)
     error.add_note(note)
+
+
+def _says_all(error: Exception) -> bool:
+    """Whether it is one of ours, and not about code that its user would want to look through."""
+    if not isinstance(error, TrainerError | DataError):
+        return False
+    place = theirs(error.__cause__) if error.__cause__ else None
+    return place is None or place.path.startswith(_OURS)
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -126,7 +126,8 @@ PAINS = {
         (
             "AbortedError",
             'libtpu.so already in use by another process probably  owned by another user. Run "$ sudo lsof -w '
-            '/dev/accel0" to figure out which process is using the TPU. Not attempting to load libtpu.so here.',
+            '/dev/accel0" to figure out which process is using the TPU. Not attempting to load '
+            "libtpu.so in this process.",
             "TPU in use",
         ),
         ("AbortedError", "The TPU is already in use by process with pid 4711. Not attempting to load", "TPU in use"),
@@ -140,7 +141,8 @@ PAINS = {
         (
             "UnimplementedError",
             "From /job:worker/replica:0/task:0:\n{{function_node __inference_Dataset_map_decode_image_22}} File system "
-            "scheme '[local]' not implemented (file: '/gdrive/My Drive/images/187.jpg')\n\t [[{{node ReadFile}}]]",
+            "scheme '[local]' not implemented (file: '/gdrive/My Drive/plant-pathology-2020-fgvc7/images/"
+            "Train_187.jpg')\n\t [[{{node ReadFile}}]]",
             "local path on a remote worker",
         )
     ],
@@ -201,7 +203,11 @@ PAINS = {
         )
     ],
     14: [
-        ("AssertionError", "batch_size must be divisible by the number of TPU cores in use", "batch and replicas"),
+        (
+            "AssertionError",
+            "batch_size must be divisible by the number of TPU cores in use (6 vs 8)",
+            "batch and replicas",
+        ),
         ("ValueError", "train batch size 6 must be divisible by number of replicas 8", "batch and replicas"),
     ],
     15: "tests/test_replicated.py::test_metrics_and_weights_are_those_of_one_replica",
@@ -218,7 +224,13 @@ PAINS = {
         )
     ],
     # A process that the kernel kills says nothing: what comes before that.
-    20: [("MemoryError", "Unable to allocate 8.00 TiB for an array with shape (1048576,)", "out of host memory")],
+    20: [
+        (
+            "MemoryError",
+            "Unable to allocate 8.00 TiB for an array with shape (1048576, 1048576) and data type float64",
+            "out of host memory",
+        )
+    ],
     21: [
         ("DataLossError", "corrupted record at 3289898", "damaged record"),
         (
@@ -237,7 +249,7 @@ PAINS = {
         ),
         (
             "RuntimeError",
-            "E1000: CompileTimeHbmOom: the program needs (24.48G) exceeds available HBM (15.75G)",
+            "E1000: CompileTimeHbmOom ... (24.48G) exceeds available HBM (15.75G)",
             "out of HBM",
         ),
     ],

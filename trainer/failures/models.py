@@ -140,7 +140,7 @@ FAILURES = (
         r"(batch[ _]size|global_batch_size).{0,40}(must be|is not) divisible by",
         "the batch does not divide over the replicas",
         "Choose a --global_batch_size that is a multiple of their number",
-        "batch_size must be divisible by the number of TPU cores in use (45 vs 8)",
+        "batch_size must be divisible by the number of TPU cores in use (6 vs 8)",
         "tensorflow/tensorflow#27313; google-research/bert#67",
     ),
     Failure(

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import diagnose
+from trainer import diagnose, places
 
 DIRECTORY = pathlib.Path(sys.argv[1])
 # More than any process can address, so that it fails whatever a machine lets processes ask for.
@@ -166,7 +166,7 @@ def main() -> None:
         try:
             provoke()
         except Exception as error:
-            known, told, place = diagnose.find(error), diagnose.explain(error), diagnose.theirs(error)
+            known, told, place = diagnose.find(error), diagnose.explain(error), places.of_error(error)
             found = known.name if known else f"unknown: {error!r}"
             said = {"found": found, "told": str(told), "exit_code": told.exit_code, "place": str(place)}
         else:

@@ -4,36 +4,26 @@ Failures that are known stand in `trainer/failures/`. Types and texts are enough
 """
 
 import contextlib
-import dataclasses
 import datetime
-import itertools
-import os
 import pathlib
 import re
 import sys
-import sysconfig
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
 
-import data
 from data.errors import DataError
-from trainer import logs
+from trainer import logs, places
 from trainer.errors import ConfigError, RetryError, TrainerError
 from trainer.failures import KNOWN, Failure
 
 _SHORT_CHARS = 300
 _TRACEBACK = "(the traceback "
 _WRITING_SECS = 5.0  # a bucket that does not answer must not keep a process that has failed
-_OURS = tuple(os.path.join(os.path.abspath(path), "") for path in (os.path.dirname(__file__), *data.__path__))
-_MODELS = os.path.join(os.path.abspath(os.path.dirname(__file__)), "models", "")
-_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _SPEAKERS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "jaxlib": "JAX", "numpy": "NumPy"}
 
 _COLOURS = re.compile(r"\x1b\[\d*m")
-_PLACE = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+).*$', re.MULTILINE)
 # What else tells where in the graph an error came about, rather than what it is.
 _NODES = re.compile(
     r"^(Graph execution error:|Detected at node .*|The op is created at:.*|Stack trace for op definition:.*"
@@ -41,18 +31,6 @@ _NODES = re.compile(
     r"|\{\{function_node [^}]*\}\} ?|\[\[[{A-Za-z][^\]]*\]\]| ?\[Op:[^\]]+\]( name:\s*$)?",
     re.MULTILINE,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A line of a program. `is_last`: nothing of the trainer's was called from there when it failed."""
-
-    path: str
-    line: int
-    is_last: bool
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}"
 
 
 # --- what it means ---
@@ -79,7 +57,7 @@ def explain(error: Exception, what: str = "") -> TrainerError:
     if not found:
         return _unknown(error)
     known, seen = found
-    place = None if known.retryable else theirs(error)
+    place = None if known.retryable else places.of_error(error)
     sentences = [
         f"{what}: {known.cause}" if what else known.cause,
         known.remedy,
@@ -112,7 +90,7 @@ def short(error: BaseException) -> str:
 
 
 def _find(error: BaseException | None) -> tuple[Failure, BaseException] | None:
-    for seen in _chain(error):
+    for seen in places.chain(error):
         kinds = {kind.__name__ for kind in type(seen).__mro__}
         for known in KNOWN:
             if (not known.kinds or kinds & set(known.kinds)) and re.search(known.pattern, _said(seen), re.DOTALL):
@@ -120,22 +98,13 @@ def _find(error: BaseException | None) -> tuple[Failure, BaseException] | None:
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and those that led to it, as Python prints them, from the last to the first."""
-    told: set[int] = set()
-    while error is not None and id(error) not in told:
-        yield error
-        told.add(id(error))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
 def _said(error: BaseException) -> str:
-    return _NODES.sub("", _PLACE.sub("", _COLOURS.sub("", str(error)))).strip()
+    return _NODES.sub("", places.without(_COLOURS.sub("", str(error)))).strip()
 
 
 def _unknown(error: Exception) -> TrainerError:
     text = f"{type(error).__name__}: {short(error)}"
-    place = theirs(error)
+    place = places.of_error(error)
     if place and place.is_last:
         return ConfigError(f"the model's code fails at {place}: {text}")
     below = f" (under {place})" if place else ""
@@ -144,61 +113,14 @@ def _unknown(error: Exception) -> TrainerError:
 
 def _speaker(error: BaseException) -> str:
     """Whose words the error's are, as far as its type or the code that raised it tells."""
-    modules = [type(error).__module__, *(frame.f_globals.get("__name__", "") for frame, _ in _frames(error))]
+    modules = [
+        type(error).__module__,
+        *(frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)),
+    ]
     for module in (modules[0], modules[-1]):
         if speaker := _SPEAKERS.get(module.split(".")[0]):
             return speaker
     return "Python"
-
-
-# --- where it comes about ---
-
-
-def theirs(error: BaseException) -> Place | None:
-    """The innermost line of the model's code, from the error's text or else its traceback; None where there is none.
-
-    TensorFlow tells in the text where an operation of a graph was made. What called the trainer does not count.
-    """
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return Place(error.filename, error.lineno, is_last=True)
-    for seen in _chain(error):
-        in_text = [(_absolute(match["path"]), int(match["line"])) for match in _PLACE.finditer(str(seen))]
-        in_traceback = [(frame.f_code.co_filename, line) for frame, line in _frames(seen)]
-        for lines in (in_text, in_traceback):
-            if place := _last_of_theirs(lines):
-                return place
-    return None
-
-
-def _last_of_theirs(lines: list[tuple[str, int]]) -> Place | None:
-    below = list(itertools.dropwhile(lambda line: not _is_ours(line[0]), lines)) or lines
-    known = [(path, line) for path, line in below if not _is_library(path)]
-    for path, line in reversed(known):
-        if not _is_ours(path):
-            return Place(path, line, is_last=(path, line) == known[-1])
-    return None
-
-
-def _is_ours(path: str) -> bool:
-    is_model = path.startswith(_MODELS) and not os.path.basename(path).startswith("_")  # where users put theirs too
-    return path.startswith(_OURS) and not is_model
-
-
-def _is_library(path: str) -> bool:
-    if path.startswith(_OURS):
-        return False
-    parts = pathlib.PurePath(path).parts
-    generated = path.startswith("<") or "__autograph_generated_file" in path
-    return generated or "site-packages" in parts or "dist-packages" in parts or path.startswith(_LIBRARIES)
-
-
-def _absolute(path: str) -> str:
-    """XLA leaves out the first slash."""
-    return path if os.path.exists(path) or not os.path.exists(f"/{path}") else f"/{path}"
-
-
-def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    return list(traceback.walk_tb(error.__traceback__))
 
 
 # --- telling it ---
@@ -249,8 +171,8 @@ def _says_all(error: Exception) -> bool:
     """Whether it is one of ours, and not about code that its user would want to look through."""
     if not isinstance(error, TrainerError | DataError):
         return False
-    place = theirs(error.__cause__) if error.__cause__ else None
-    return place is None or place.path.startswith(_OURS)
+    place = places.of_error(error.__cause__) if error.__cause__ else None
+    return place is None or places.is_trainers(place.path)
 
 
 def _notes(error: BaseException) -> list[str]:

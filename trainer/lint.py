@@ -142,7 +142,8 @@ def _about_operations(traced: _Traced) -> Iterator[Remark]:
         what = _about_operation(operation)
         if what:
             frames = [(frame.filename, frame.lineno) for frame in operation.traceback]
-            yield Remark(traced.layer_of(index), what, places.innermost(frames) or "")
+            place = places.innermost(frames)
+            yield Remark(traced.layer_of(index), what, place.quoted() if place else "")
     for function in traced.graph.as_graph_def().library.function:
         for node in function.node_def:
             if operations.is_never_compiled(node.op):

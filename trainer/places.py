@@ -1,67 +1,118 @@
-"""Which lines of a traceback are the user's own: not of Python, TensorFlow or Keras, nor of this program."""
+"""Which line of the user's own an error or an operation comes from: not of libraries, of this program, nor of what
+called it."""
 
+import dataclasses
+import itertools
 import linecache
+import os
 import pathlib
 import re
 import sysconfig
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+
+import data
+
+# File and number of a line.
+Line = tuple[str, int]
 
 _HERE = pathlib.Path(__file__).parent
-_OURS = (f"{_HERE}/", f"{_HERE.parent / 'data'}/")
-_MODELS = f"{_HERE / 'models'}/"  # read by users, and copied for models of their own
-_PACKAGES = re.compile(r"/(site|dist)-packages/(absl|keras|numpy|tensorflow|tensorflow_datasets|tf_keras|tree)/")
-_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
+_OURS = tuple(f"{os.path.abspath(path)}/" for path in (str(_HERE), *data.__path__))
+_MODELS = f"{_HERE}/models/"
+# By their names: a model of the user's may be installed beside them.
+_LIBRARIES = re.compile(
+    r"/(site|dist)-packages/(absl|google|h5py|jax|jaxlib|keras|ml_dtypes|numpy|optree|pandas|scipy|sklearn|tensorflow"
+    r"|tensorflow_datasets|tensorflow_probability|tf_keras|tree|wrapt)/"
+)
+_STANDARD = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_ENTRY = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+).*$', re.MULTILINE)
 _TEXT_CHARS = 60
-_ENTRY = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def is_users(file: str) -> bool:
-    """Whether a source file is the user's: a model of `trainer/models` counts as theirs."""
-    if file.startswith("<") or _PACKAGES.search(file):
-        return False
-    if file.startswith(_LIBRARY):
-        return "-packages/" in file
-    return file.startswith(_MODELS) or not file.startswith(_OURS)
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of a program. `is_last`: nothing of the trainer's was called from there when it failed."""
+
+    path: str
+    line: int
+    is_last: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+    def quoted(self) -> str:
+        """With what stands there."""
+        text = linecache.getline(self.path, self.line).strip()
+        if len(text) > _TEXT_CHARS:
+            text = f"{text[:_TEXT_CHARS]}..."
+        return f"{self} ({text})" if text else str(self)
 
 
-def innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """`file:line` and what stands there, for the last of `(file, line)` that is the user's own; None without one."""
-    own = [(file, line) for file, line in frames if is_users(file)]
-    if not own:
-        return None
-    file, line = own[-1]
-    text = linecache.getline(file, line).strip()
-    if len(text) > _TEXT_CHARS:
-        text = f"{text[:_TEXT_CHARS]}..."
-    return f"{file}:{line}" + (f" ({text})" if text else "")
+def of_error(error: BaseException) -> Place | None:
+    """The innermost line of the user's, from the text of an error or else its traceback; None where there is none.
+
+    TensorFlow tells in the text where an operation of a graph was made.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return Place(error.filename, error.lineno, is_last=True)
+    for seen in chain(error):
+        frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(seen.__traceback__)]
+        for lines in (named_in(str(seen)), frames):
+            if place := innermost(lines):
+                return place
+    return None
 
 
-def named_in(text: str) -> list[tuple[str, int]]:
-    """`(file, line)` of each entry of a traceback within a text: TensorFlow's on where an operation was made.
+def innermost(lines: Iterable[Line]) -> Place | None:
+    """The last line that is the user's, of those of a traceback."""
+    lines = list(lines)
+    below = list(itertools.dropwhile(lambda line: not is_ours(line[0]), lines)) or lines
+    known = [(path, line) for path, line in below if not _is_library(path)]
+    for path, line in reversed(known):
+        if not is_ours(path):
+            return Place(path, line, is_last=(path, line) == known[-1])
+    return None
+
+
+def named_in(text: str) -> list[Line]:
+    """The lines of a traceback within a text.
 
     TensorFlow leaves out what all its paths begin with; a file of ours among them tells what that was.
     """
-    found = _ENTRY.findall(text)
-    known = f"{_HERE / 'replicated.py'}"
-    cut = next((known.removesuffix(file) for file, _ in found if known.endswith(file)), "")
-    return [(file if file.startswith(("/", "<")) else cut + file, int(line)) for file, line in found]
+    found = [(match["path"], int(match["line"])) for match in _ENTRY.finditer(text)]
+    ours = [f"{path}" for path in _HERE.glob("*.py")]
+    cut = next((whole.removesuffix(path) for path, _ in found for whole in ours if whole.endswith(f"/{path}")), "/")
+    return [(path if path.startswith(("/", "<")) else f"{cut}{path}", line) for path, line in found]
 
 
-def of_exception(error: BaseException) -> list[tuple[str, int]]:
-    """`(file, line)` of each frame that an exception passed, those of its causes last."""
-    frames: list[tuple[str, int]] = []
-    seen: BaseException | None = error
-    while seen is not None:
-        where = seen.__traceback__
-        while where is not None:
-            frames.append((where.tb_frame.f_code.co_filename, where.tb_lineno))
-            where = where.tb_next
-        seen = seen.__cause__ or seen.__context__
-    return frames
+def without(text: str) -> str:
+    """A text without the lines of tracebacks within it."""
+    return _ENTRY.sub("", text)
 
 
-def root_of(error: BaseException) -> BaseException:
-    """What an exception goes back to: libraries wrap those of user code in their own."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return error
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and those that led to it, as Python prints them, from the last to the first."""
+    told: set[int] = set()
+    while error is not None and id(error) not in told:
+        yield error
+        told.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file is the trainer's; its models count as the user's, who put theirs there too."""
+    is_model = path.startswith(_MODELS) and not os.path.basename(path).startswith("_")
+    return is_trainers(path) and not is_model
+
+
+def is_trainers(path: str) -> bool:
+    """Whether a file is part of the trainer, its models among them."""
+    return path.startswith(_OURS)
+
+
+def _is_library(path: str) -> bool:
+    if is_trainers(path):
+        return False
+    generated = path.startswith("<") or "__autograph_generated_file" in path
+    standard = path.startswith(_STANDARD) and "-packages/" not in path
+    return generated or standard or _LIBRARIES.search(path) is not None

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from data.spec import Spec
-from trainer import diagnose
+from trainer import places
 from trainer.errors import ConfigError
 
 COMPILE_KEYS = ("loss", "metrics", "optimizer")
@@ -114,7 +114,7 @@ def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:2]
-        place = diagnose.theirs(error) or next((f"{frame.filename}:{frame.lineno}" for frame in frames), None)
+        place = places.of_error(error) or next((f"{frame.filename}:{frame.lineno}" for frame in frames), None)
         where = f" ({place})" if place else ""
         message = " ".join(str(error).split())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

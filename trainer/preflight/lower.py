@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer import operations, places
+from trainer import diagnose, operations, places
 
 INPUT = "input/"  # how names of parameters begin that are data, not state
 _UNSUPPORTED = re.compile(r"(\w+) \(No registered '\w+' OpKernel[^{]*\{\{node ([^}]+)\}\}")
@@ -105,16 +105,16 @@ def lower(step: Callable, specs: Sequence[Any], variables: Mapping[str, tf.Varia
 
 def untraceable(error: BaseException) -> Obstacle:
     """Of an exception that user code raised while a model was built or traced."""
-    cause = places.root_of(error)
-    reason = f"{type(cause).__name__}: {_line(str(cause))}".rstrip(".")
-    place = places.innermost(places.of_exception(error)) or ""
+    *_, cause = places.chain(error)
+    reason = f"{type(cause).__name__}: {diagnose.short(cause)}".rstrip(".")
+    place = _quoted(places.of_error(error))
     return Obstacle("", "", place, f"the step cannot be traced: {reason}", "It would not train on any hardware either")
 
 
 def _foreign(tensor: tf.Tensor) -> Obstacle:
     """A resource that is no variable of the model: a table, a dataset, a random generator, a variable out of sight."""
     user = next(iter(tensor.consumers()), tensor.op)
-    place = places.innermost(_frames(user)) or ""
+    place = _quoted(places.innermost(_frames(user)))
     reason = "it uses a resource of the host that is no variable of the model"
     return Obstacle(user.type, user.name, place, reason, operations.instead_of(user.type))
 
@@ -133,7 +133,7 @@ def _refused(text: str, graph: tf.Graph) -> Obstacle:
         reason = _line(_NOISE.sub("", text)).rstrip(".'")
         if found := _NOT_CONSTANT.search(text):
             reason = f"its input {found[1]} must be a constant when it is compiled"
-    place = _place(graph, node) or places.innermost(places.named_in(text)) or ""
+    place = _place(graph, node) or _quoted(places.innermost(places.named_in(text)))
     return Obstacle(operation, node, place, reason, operations.instead_of(operation))
 
 
@@ -148,9 +148,13 @@ def _place(graph: tf.Graph, name: str) -> str:
     while name:
         made = [o for o in operations_of_graph if o.name == name or o.name.startswith(f"{name}/")]
         if made and (place := places.innermost(_frames(made[0]))):
-            return place
+            return place.quoted()
         name = name.rpartition("/")[0]
     return ""
+
+
+def _quoted(place: places.Place | None) -> str:
+    return place.quoted() if place else ""
 
 
 def _frames(operation: tf.Operation) -> list[tuple[str, int]]:

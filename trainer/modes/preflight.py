@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -79,7 +79,8 @@ def preflight(config: Config, clock: Clock, source: models.ModelSource, read: in
         probes = _PROBES if named else _PROBES_OF_SURVEY
     examiner = Examiner(compiler, probes, read.num_train_examples)
     findings: dict[str, report.Finding] = {}
-    notes: list[tuple[str, str]] = []
+    remarks: list[tuple[str, str]] = []
+    others: dict[str, str] = {}
     for num_replicas in dict.fromkeys(target.num_replicas for target in wanted):
         of_size = [target for target in wanted if target.num_replicas == num_replicas]
         steps = _steps(config, clock, source, read, folder, num_replicas)
@@ -87,11 +88,19 @@ def preflight(config: Config, clock: Clock, source: models.ModelSource, read: in
             batch = config.global_batch_size // num_replicas
             findings |= {target.name: report.Finding(target, batch, (), steps) for target in of_size}
             continue
-        if not notes:
+        if not others:
             _log.info("%s", console.table(_about(steps.run)))
-            notes = _notes(steps)
+            remarks, others = _remarks(steps), _other_programs(steps)
         findings |= {target.name: examiner.examine(steps, target) for target in of_size}
-    _tell(config, folder, [findings[target.name] for target in wanted], notes, strict=bool(named))
+    in_order = [findings[target.name] for target in wanted]
+    _tell(config, folder, in_order, remarks, others)
+    failed = [f"{finding.slice.name}: {report.problem(finding)}" for finding in in_order if not finding.fits]
+    if not named and len(failed) < len(in_order):  # of a survey: some slice will do
+        failed = []
+    if others.get("evaluation"):
+        failed.append(f"evaluation: {others['evaluation']}")
+    if failed:
+        raise ConfigError("\n  ".join(["the run would fail on", *failed]))
 
 
 def _steps(
@@ -155,8 +164,8 @@ class Examiner:
         _log.info("%s: compiling %s examples a replica", target.name, f"{batch:,}")
         outcome = self.compiler.compile(lowered.hlo, target)
         _log.info("%s: %s", target.name, report.said(outcome))
-        if isinstance(outcome, compilation.Refusal) and outcome.op_name:
-            return lowered.obstacle(outcome.op_name, outcome.message)
+        if isinstance(outcome, compilation.Refusal) and outcome.kind == "unsupported":
+            return lowered.obstacle(outcome.message, outcome.op_name, outcome.operation) or outcome
         return outcome
 
 
@@ -184,34 +193,47 @@ def _about(run: Assembly) -> list[tuple[str, str]]:
     ]
 
 
-def _notes(steps: Steps) -> list[tuple[str, str]]:
-    """What there is to say of the other programs of the run."""
+def _remarks(steps: Steps) -> list[tuple[str, str]]:
+    """What the lint has to say of the model."""
     run = steps.run
-    notes = [("model", remark) for remark in run.remarks()]
+    found = [("look at", remark) for remark in run.remarks()]
+    # A model with functions of the host in it is not run here: they may print, write or wait.
     if run.config.lint != "off" and isinstance(steps.train(steps.batch), lower.Lowered):
         mixing = lint.mixes_examples(run.replicated.model, run.batch_spec(steps.batch)[0])
-        notes += [("model", str(mixing))] if mixing else []
+        found += [("look at", str(mixing))] if mixing else []
+    return found
+
+
+def _other_programs(steps: Steps) -> dict[str, str]:
+    """Evaluation and export -> what keeps them from being compiled, "" where nothing is known to."""
+    of_training = steps.train(steps.batch)
+    found = {}
     for name, lowered in (("evaluation", steps.evaluation()), ("export", steps.export())):
-        stands = f"cannot be compiled: {lowered}" if isinstance(lowered, lower.Obstacle) else "lowers for XLA too"
-        notes.append((name, stands))
-    return notes
+        obstacle = lowered if isinstance(lowered, lower.Obstacle) else None
+        same = isinstance(of_training, lower.Obstacle) and obstacle and obstacle.place == of_training.place
+        found[name] = "the same as training" if same else str(obstacle or "")
+    return found
 
 
 def _tell(
     config: Config,
     folder: run_dir.RunDir,
     findings: Sequence[report.Finding],
-    notes: list[tuple[str, str]],
-    *,
-    strict: bool,
+    remarks: Sequence[tuple[str, str]],
+    others: Mapping[str, str],
 ) -> None:
-    """Tables and `preflight.json`, and an error where the run could not begin as it was asked for."""
+    """Tables on the console, and `preflight.json`."""
     measured = folder.read(run_dir.INPUT_PROFILE)
     pipeline = json.loads(measured)["stages"][-1]["examples_per_sec"] if measured else None
-    notes = [*notes, *report.about_input(findings, pipeline)]
-    if any(not finding.fits for finding in findings):
-        notes.append(("remedies", report.remedies(precision=config.precision, optimizer=config.optimizer)))
-    notes += [("note", text) for text in report.NOT_COVERED]
+    notes = [
+        *remarks,
+        *((name, f"cannot be compiled: {why}" if why else "lowers for XLA") for name, why in others.items()),
+    ]
+    notes += report.about_input(findings, pipeline)
+    if any(isinstance(f.outcome, compilation.Refusal) and f.outcome.kind == "oom" for f in findings):
+        notes.append(("memory", report.remedies(precision=config.precision, optimizer=config.optimizer)))
+    if any(finding.fits for finding in findings):
+        notes += [("note", text) for text in report.NOT_COVERED]
     circumstances = {
         "model": config.model,
         "precision": config.precision,
@@ -222,6 +244,3 @@ def _tell(
     if details := report.details(findings):
         _log.info("%s", console.columns(details))
     _log.info("%s", console.table([*notes, ("preflight", folder.file(run_dir.PREFLIGHT))]))
-    failed = [f"{finding.slice.name}: {report.problem(finding)}" for finding in findings if not finding.fits]
-    if failed and (strict or len(failed) == len(findings)):
-        raise ConfigError("\n  ".join(["the run would fail on", *failed]))

@@ -66,8 +66,18 @@ class Lowered:
     parameters: tuple[str, ...]
     graph: tf.Graph
 
-    def obstacle(self, name: str, reason: str) -> Obstacle:
-        """Of an operation that the compiler refuses, by its name in TensorFlow's graph."""
+    def obstacle(self, reason: str, name: str | None, kind: str | None) -> Obstacle | None:
+        """What the compiler refuses, in TensorFlow's words; None where that cannot be told.
+
+        Args:
+            reason: the compiler's.
+            name: of the operation in TensorFlow's graph, where the compiler knows it.
+            kind: of XLA's operation, such as `fft`; the first of TensorFlow's that is called alike is taken for it.
+        """
+        alike = (operation.name for operation in self.graph.get_operations() if operation.type.lower() == kind)
+        name = name or next(alike, None)
+        if name is None:
+            return None
         operation = _type(self.graph, name)
         return Obstacle(operation, name, _place(self.graph, name), reason, operations.instead_of(operation))
 

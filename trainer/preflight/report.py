@@ -65,7 +65,7 @@ class Finding:
 def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """The first table: a heading, and a line a slice: does it fit, and how fast could it be."""
     lines: list[tuple[str, ...]] = [
-        ("slice", "replicas", "a replica", "verdict", "HBM GiB", "of", "largest batch", "step ms", "at least", "examples/s")
+        ("slice", "replicas", "a replica", "verdict", "HBM GiB", "of", "largest batch", "step ms", "at least", "ex./s")
     ]
     for finding in findings:
         estimate = finding.estimate

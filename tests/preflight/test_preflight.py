@@ -1,0 +1,174 @@
+"""--mode=preflight as its user runs it: what it compiles, finds, leaves behind and ends with."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, Trainer
+from tests.preflight import odd_layers
+
+pytestmark = pytest.mark.slow
+
+USERS_MODEL = """
+import dataclasses, keras
+from tests.preflight import odd_layers
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    does: str = "plain"
+
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return odd_layers.py_function(x)
+
+def build(options, spec):
+    image = keras.Input(spec.inputs.shape, dtype=spec.inputs.dtype)
+    x = keras.layers.Dense(16)(keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(image)))
+    x = Twice(name="twice")(x) if options.does == "twice" else odd_layers.Odd(getattr(odd_layers, options.does))(x)
+    return keras.Model(image, keras.layers.Dense(10)(x))
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Nothing compiled before counts."""
+    return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="module")
+def preflight(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, cache):
+    """(model_dir, console) of a preflight of the cnn for two slices."""
+    model_dir = tmp_path_factory.mktemp("preflight") / "run"
+    flags = ["--mode=preflight", "--model=cnn", "--global_batch_size=256", "--slice=v5e-8,v3-8", "--tpu=my-tpu"]
+    flags += ["--model_options=filters=[16]", "--preflight_probes=0", "--tpu_zone=z", "--tpu_project=p"]
+    done = Trainer(digits_dir).run(*flags, f"--model_dir={model_dir}", environ=cache)
+    return model_dir, done.stdout
+
+
+def found(model_dir: pathlib.Path) -> dict:
+    """preflight.json."""
+    return json.loads((model_dir / "preflight.json").read_text())
+
+
+def test_it_leaves_its_report_and_nothing_else(preflight) -> None:
+    model_dir, _ = preflight
+    assert [path.name for path in model_dir.iterdir()] == ["preflight.json"]
+
+
+def test_every_trained_parameter_crosses_once(preflight) -> None:
+    model_dir, console = preflight
+    trained = int(console.split(" trained,")[0].split()[-1].replace(",", ""))
+    for of_slice in found(model_dir)["slices"]:
+        reduced = [c for c in of_slice["compiled"]["collectives"] if c["kind"] == "all-reduce"]
+        assert sum(c["bytes"] for c in reduced) == pytest.approx(4 * trained, rel=0.01)
+        assert {c["dtype"] for c in reduced} == {"f32"}
+
+
+def test_memory_is_split_without_rest(preflight) -> None:
+    model_dir, console = preflight
+    parameters = int(console.split(" parameters,")[0].split()[-1].replace(",", ""))
+    for of_slice in found(model_dir)["slices"]:
+        memory = of_slice["memory_bytes"]
+        assert sum(memory.values()) == of_slice["used_bytes"] < of_slice["hbm_bytes"]
+        assert memory["weights"] >= 4 * parameters
+        assert memory["optimizer"] >= 2 * memory["weights"] * 0.9  # adamw: two moments
+        assert memory["input"] >= 32 * 8 * 8
+        assert memory["activations"] > 0
+
+
+def test_the_step_is_bounded_by_its_peaks(preflight) -> None:
+    for of_slice in found(preflight[0])["slices"]:
+        estimate, peaks = of_slice["estimate"], of_slice["peaks"]
+        assert peaks["source"].startswith("https://")
+        assert estimate["step_secs"] >= estimate["least_step_secs"] > 0
+        assert estimate["examples_per_sec"] == pytest.approx(256 / estimate["step_secs"])
+
+
+def test_the_table_is_complete(preflight) -> None:
+    _, console = preflight
+    for name in ("v5e-8", "v3-8"):
+        rows = [line.split() for line in console.splitlines() if line.startswith(f"{name} ")]
+        assert rows[0][:4] == [name, "8", "32", "fits"]
+        assert "1 x f32" in " ".join(rows[1])
+    for line in ("evaluation", "export", "input", "note"):
+        assert f"\n{line} " in console
+
+
+def test_the_same_again_compiles_nothing(preflight, digits_dir, cache, tmp_path) -> None:
+    """And with another Python that has no compiler it would fail: the answers come from the cache."""
+    flags = ["--mode=preflight", "--model=cnn", "--global_batch_size=256", "--slice=v5e-8", "--preflight_probes=0"]
+    flags += ["--model_options=filters=[16]", "--preflight_timeout_secs=0.01"]
+    again = Trainer(digits_dir).run(*flags, f"--model_dir={tmp_path}", environ=cache)
+    assert found(tmp_path)["slices"][0]["compiled"] == found(preflight[0])["slices"][0]["compiled"]
+    assert "fits" in again.stdout
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A directory with a model of the user's own."""
+    folder = tmp_path_factory.mktemp("users")
+    (folder / "mine.py").write_text(USERS_MODEL)
+    (folder / "package").mkdir()
+    (folder / "package" / "mine.py").write_text(USERS_MODEL)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("does", "operation", "file", "text"),
+    [
+        ("complex128", "FFT", odd_layers.__file__, "tf.signal.fft"),  # XLA has it, XLA:TPU has not
+        ("twice", "EagerPyFunc", odd_layers.__file__, "tf.py_function"),
+    ],
+)
+def test_what_cannot_be_compiled_is_named_by_line(
+    trainer: Trainer, users, tmp_path, cache, does: str, operation: str, file: str, text: str
+) -> None:
+    flags = ["--mode=preflight", "--model=package.mine", f"--model_options=does='{does}'", "--slice=v5e-8"]
+    environ = cache | {"PYTHONPATH": f"{ROOT}:{users}"}
+    done = trainer.run(*flags, f"--model_dir={tmp_path}", code=78, environ=environ, cwd=users)
+    line = next(n for n, line in enumerate(pathlib.Path(file).read_text().splitlines(), 1) if text in line)
+    assert f"v5e-8: {operation} of " in done.stderr
+    assert f"{file}:{line}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert found(tmp_path)["slices"][0]["verdict"] == "cannot be compiled"
+
+
+def test_out_of_memory_names_the_largest_batch(trainer: Trainer, tmp_path, cache) -> None:
+    """A batch that needs several times what a core has, of a model so small that it compiles in seconds."""
+    flags = ["--mode=preflight", "--model=mlp", "--model_options=units=[8192]", "--slice=v5e-1", "--train_steps=1"]
+    flags += ["--dataset=synthetic", "--data_dir=none", "--image_size=8", "--num_classes=10"]
+    flags += ["--global_batch_size=2000000", "--optimizer=sgd", "--preflight_probes=2"]
+    done = trainer.run(*flags, f"--model_dir={tmp_path}", code=78, environ=cache)
+    [of_slice] = found(tmp_path)["slices"]
+    assert of_slice["verdict"] == "out of memory"
+    assert of_slice["used_bytes"] > of_slice["hbm_bytes"]
+    fits = of_slice["largest"]["fits"]
+    assert 0 < fits < 2_000_000
+    assert f"--global_batch_size={fits}" in done.stderr
+    assert "to need less memory: --precision=mixed_bfloat16" in done.stdout
+    assert fits * of_slice["used_bytes"] / 2_000_000 == pytest.approx(of_slice["hbm_bytes"], rel=0.25)
+
+
+def test_a_batch_that_does_not_divide(trainer: Trainer, tmp_path) -> None:
+    done = trainer.run(
+        "--mode=preflight", "--slice=v5e-8", "--global_batch_size=100", f"--model_dir={tmp_path}", code=78
+    )
+    assert "Nearest sizes: 96 or 104" in done.stderr
+
+
+def test_slices_that_are_none_or_not_for_tensorflow(trainer: Trainer, tmp_path) -> None:
+    flags = ["--mode=preflight", f"--model_dir={tmp_path}"]
+    assert "did you mean" in trainer.run(*flags, "--slice=v5e-9", code=78).stderr
+    assert "TensorFlow does not run on tpu7x" in trainer.run(*flags, "--slice=tpu7x-8", code=78).stderr
+
+
+def test_without_the_compiler_it_says_so_at_once(trainer: Trainer, tmp_path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    flags = ["--mode=preflight", "--slice=v5e-8", f"--preflight_python={bare / 'bin/python'}"]
+    done = trainer.run(*flags, f"--model_dir={tmp_path / 'run'}", code=78)
+    assert "pip install '.[preflight]'" in done.stderr
+    assert not (tmp_path / "run").exists()

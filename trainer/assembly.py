@@ -154,7 +154,7 @@ class Assembly:
         return directory
 
     def summary(self, start_step: int) -> str:
-        trains = self.config.mode in (*inputs.TRAINING_MODES, inputs.PROFILING)
+        trains = self.config.mode in (*inputs.TRAINING_MODES, *inputs.TRYING_MODES)
         return console.start_up(
             dataset=self.inputs.describe(),
             reading=self.inputs.describe_reading(self.plan, self.devices.num_hosts) if trains else "",

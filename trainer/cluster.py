@@ -101,6 +101,23 @@ def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:
     return _connect_this_machine(tf, target.replicas)
 
 
+def rehearse(num_replicas: int) -> tuple[Cluster, Cluster]:
+    """One replica, and `num_replicas` virtual ones, both on this machine's CPU, whatever else it has; call it first.
+
+    The one runs as a run on a single replica does, under the default strategy; that there are more virtual devices
+    beside it changes nothing.
+
+    Raises:
+      ConfigError: TensorFlow is in use already.
+    """
+    import tensorflow as tf
+
+    with diagnose.explained(_NO_REPLICAS):
+        for accelerator in ("GPU", "TPU"):
+            tf.config.set_visible_devices([], accelerator)
+    return _single_cpu(tf), _virtual_cpus(tf, num_replicas)
+
+
 class _Watchdog:
     """Runs work that may never return, TensorFlow's gRPC above all, and gives up on it at a deadline."""
 
@@ -213,22 +230,25 @@ def _take_back_sigterm() -> None:
 
 def _connect_this_machine(tf: typing.Any, replicas: int | None) -> Cluster:
     gpus = _use_gpus(tf, replicas)
-    num_replicas = gpus or replicas or 1
     if gpus:
         strategy = tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(gpus)])
-        description = f"GPU: {gpus} replica(s) on this machine's GPUs"
-    elif num_replicas == 1:
-        strategy = tf.distribute.get_strategy()
-        description = "CPU: 1 replica on this machine (no GPU found, no TPU asked for)"
-    else:
-        with diagnose.explained(_NO_REPLICAS):
-            tf.config.set_logical_device_configuration(
-                tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * num_replicas
-            )
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
-        description = f"CPU: {num_replicas} virtual replicas on this machine (--replicas)"
-    kind: typing.Literal["gpu", "cpu"] = "gpu" if gpus else "cpu"
-    return Cluster(strategy, kind, num_replicas, 1, 0, 1, description)
+        return Cluster(strategy, "gpu", gpus, 1, 0, 1, f"GPU: {gpus} replica(s) on this machine's GPUs")
+    return _virtual_cpus(tf, replicas) if replicas and replicas > 1 else _single_cpu(tf)
+
+
+def _single_cpu(tf: typing.Any) -> Cluster:
+    description = "CPU: 1 replica on this machine (no GPU found, no TPU asked for)"
+    return Cluster(tf.distribute.get_strategy(), "cpu", 1, 1, 0, 1, description)
+
+
+def _virtual_cpus(tf: typing.Any, num_replicas: int) -> Cluster:
+    with diagnose.explained(_NO_REPLICAS):
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * num_replicas
+        )
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    description = f"CPU: {num_replicas} virtual replicas on this machine (--replicas)"
+    return Cluster(strategy, "cpu", num_replicas, 1, 0, 1, description)
 
 
 def _use_gpus(tf: typing.Any, replicas: int | None) -> int:

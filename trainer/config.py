@@ -170,6 +170,8 @@ def _problems_of_combinations(config: Config) -> list[str]:
         for name, mode in _ONE_MODE.items()
         if config.mode != mode and getattr(config, name) != FIELDS[name].default
     ]
+    if config.mode == "parity" and config.replicas == 1:
+        problems.append("parity compares one replica with several; give replicas=2 or more. Received: 1")
     problems += _problems_of_checkpoints(config)
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")

@@ -19,6 +19,7 @@ from trainer.assembly import Assembly
 from trainer.callbacks.clock import Clock
 from trainer.config import Config, differences
 from trainer.errors import ConfigError
+from trainer.modes import parity
 from trainer.modes.measure_input import measure_input
 from trainer.modes.preflight import preflight
 from trainer.modes.train import Train
@@ -44,9 +45,9 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
     """
     clock = Clock(started)
     source = models.find(config.model, config.model_options)
-    if config.mode == inputs.PREFLIGHT:
-        with storage.explained(config.model_dir):
-            preflight(config, clock, source, inputs.open_inputs(config, cache_dir=""))
+    if config.mode in inputs.REHEARSING_MODES:
+        stops.when = f"during {config.mode}"
+        _rehearse(config, clock, source)
         return
     target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
@@ -90,6 +91,24 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
             else:
                 stops.when = f"during {config.mode}"
                 use_checkpoint(assembly)
+
+
+def _rehearse(config: Config, clock: Clock, source: models.ModelSource) -> None:
+    """The modes that need nothing but this machine's CPU and leave nothing but their report."""
+    folder = run_dir.RunDir(config.model_dir)
+    with storage.explained(folder.path), tempfile.TemporaryDirectory() as elsewhere:
+        read = inputs.open_inputs(config, cache_dir=elsewhere)
+        folder.check_writable()
+
+        def assemble(config: Config, devices: cluster.Cluster) -> Assembly:
+            return Assembly(config, clock, source, read, folder, devices)
+
+        with read.explained():
+            if config.mode == inputs.PREFLIGHT:
+                preflight(config, assemble, read, folder)
+            else:
+                clusters = cluster.rehearse(config.replicas or parity.DEFAULT_REPLICAS)
+                parity.compare_replicas(config, assemble, clusters, folder)
 
 
 def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:

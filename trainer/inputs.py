@@ -24,7 +24,12 @@ from trainer.plan import Plan
 TRAINING_MODES = ("train", "train_and_eval")
 EVALUATING_MODES = ("eval", "train_and_eval")
 PROFILING = "profile_input"
+PARITY = "parity"
 PREFLIGHT = "preflight"
+# They need no hardware but this machine's CPU, whatever the flags of the run that they take name.
+REHEARSING_MODES = (PARITY, PREFLIGHT)
+# They train nothing that is kept.
+TRYING_MODES = (PROFILING, *REHEARSING_MODES)
 # Options that say nothing where no record is read.
 READING_OPTIONS = ("shuffle_mib", "corrupt_records", "max_corrupt_records", "data_service", "cache", "cache_dir")
 
@@ -51,7 +56,7 @@ class _Inputs(Generic[_D]):
     @property
     def num_train_examples(self) -> int:
         """Examples of the training split; 0 where the mode does not read it."""
-        return self._count(self.config.train_split, (*TRAINING_MODES, PROFILING, PREFLIGHT))
+        return self._count(self.config.train_split, (*TRAINING_MODES, *TRYING_MODES))
 
     @property
     def num_eval_examples(self) -> int:
@@ -232,7 +237,7 @@ def open_inputs(config: Config, cache_dir: str) -> AnyInputs:
     dataset = pipeline.open_dataset(config.dataset, config.data_dir)
     spec = _spec(dataset, config)
     repaired = quarantine.Prepared({}, [], "")
-    if config.mode in (*TRAINING_MODES, PROFILING):
+    if config.mode in (*TRAINING_MODES, *TRYING_MODES) and config.mode != PREFLIGHT:  # which reads no record
         dataset.split(config.train_split)
         repaired = quarantine.prepare(
             dataset.info,

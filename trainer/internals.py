@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -140,6 +141,18 @@ def before_apply(optimizer: keras.optimizers.Optimizer, intervene: Apply) -> Non
     inner._all_reduce_sum_gradients = list
 
 
+def watch_gradients(optimizer: keras.optimizers.Optimizer, note: Callable[[Sequence, Sequence], None]) -> None:
+    """Tells `note(gradients, variables)`, on each replica, of its own gradients before they are averaged."""
+    apply = optimizer.apply
+
+    def noted(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        note(gradients, inner._trainable_variables if trainable_variables is None else trainable_variables)
+        apply(gradients, trainable_variables)
+
+    optimizer.apply = noted
+
+
 def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:
     """Runs `function(tensors)` on a replica where `condition`, the same on all replicas, holds.
 
@@ -230,6 +243,28 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 def layers(model: keras.Model) -> list[keras.layers.Layer]:
     """The model and all its layers, at any depth."""
     return list(model._flatten_layers())
+
+
+def random_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Those that draw random numbers by Keras' generators: dropout and the like."""
+    return [layer for layer in layers(model) if layer._seed_generators]
+
+
+def make_inert(model: keras.Model) -> list[keras.layers.Layer]:
+    """Lets layers that draw random numbers, and batch norm, act in training as they do outside of it, for good.
+
+    Returns those that draw them there too.
+    """
+    normalising = [layer for layer in layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    chosen = [*random_layers(model), *normalising]
+    for layer in chosen:
+        if layer._call_has_training_arg:
+            layer.call = functools.partial(_call_outside_training, layer.call)
+    return [layer for layer in chosen if not layer._call_has_training_arg]
+
+
+def _call_outside_training(call: Callable, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **{**kwargs, "training": False})
 
 
 def step_state(model: keras.Model) -> list[keras.Variable]:

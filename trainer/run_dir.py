@@ -27,6 +27,7 @@ POSTMORTEM = "postmortem"  # -STEP.json
 INPUT_PROFILE = "profile_input.json"
 INPUT_PICTURE = "profile_input.svg"
 PREFLIGHT = "preflight.json"
+PARITY = "parity.json"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorflow-datasets", "numpy", "libtpu")
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer import cluster, console, export, inputs, lint, models, run_dir
+from trainer import cluster, console, export, inputs, lint, run_dir
 from trainer.assembly import Assembly
-from trainer.callbacks.clock import Clock
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
 from trainer.preflight import compilation, estimate, lower, report, search, slices
@@ -21,16 +20,18 @@ from trainer.preflight.stand_in import StandInStrategy
 # Compilations a slice in search of the largest batch: of slices that are named, and in a survey of the common ones.
 _PROBES, _PROBES_OF_SURVEY = 4, 0
 
+Assemble = Callable[[Config, cluster.Cluster], Assembly]
+
 _log = logging.getLogger(__name__)
 
 
 class Steps:
     """The steps of a run as one of `num_replicas` replicas would run them, lowered for any share of the batch."""
 
-    def __init__(self, assemble: Callable[[cluster.Cluster], Assembly], num_replicas: int):
+    def __init__(self, config: Config, assemble: Assemble, num_replicas: int):
         self._strategy = StandInStrategy(num_replicas)
         devices = cluster.Cluster(self._strategy, "tpu", num_replicas, 1, 0, 1, f"{num_replicas} replicas of a TPU")
-        self.run = assemble(devices)
+        self.run = assemble(config, devices)
         self.batch = self.run.plan.per_replica_batch_size
         self.train = functools.cache(self._train)
 
@@ -59,8 +60,14 @@ class Steps:
             return error.obstacle
 
 
-def preflight(config: Config, clock: Clock, source: models.ModelSource, read: inputs.AnyInputs) -> None:
-    """Compiles the steps of `config` for its slices, and says what it found.
+def preflight(config: Config, assemble: Assemble, read: inputs.AnyInputs, folder: run_dir.RunDir) -> None:
+    """Compiles the steps of `config` for its slices, says what it found, and writes it to `preflight.json`.
+
+    Args:
+        config: of the run.
+        assemble: puts a run together on devices.
+        read: what the run would read.
+        folder: of the run; nothing else is written there.
 
     Raises:
         ConfigError: no compiler is there; a slice that was named, or every one of the common ones, is not for this run.
@@ -71,7 +78,6 @@ def preflight(config: Config, clock: Clock, source: models.ModelSource, read: in
         if not target.chip.tensorflow:
             raise ConfigError(f"TensorFlow does not run on {target.chip.name}. Received: --slice={target.name}")
     wanted = named or slices.common(config.global_batch_size)
-    folder = run_dir.RunDir(config.model_dir)
     # A TPU compiles anyway, and without being told.
     config = dataclasses.replace(config, xla="auto")
     probes = config.preflight_probes
@@ -83,7 +89,7 @@ def preflight(config: Config, clock: Clock, source: models.ModelSource, read: in
     others: dict[str, str] = {}
     for num_replicas in dict.fromkeys(target.num_replicas for target in wanted):
         of_size = [target for target in wanted if target.num_replicas == num_replicas]
-        steps = _steps(config, clock, source, read, folder, num_replicas)
+        steps = _steps(config, assemble, num_replicas)
         if isinstance(steps, lower.Obstacle):
             batch = config.global_batch_size // num_replicas
             findings |= {target.name: report.Finding(target, batch, (), steps) for target in of_size}
@@ -103,16 +109,9 @@ def preflight(config: Config, clock: Clock, source: models.ModelSource, read: in
         raise ConfigError("\n  ".join(["the run would fail on", *failed]))
 
 
-def _steps(
-    config: Config,
-    clock: Clock,
-    source: models.ModelSource,
-    read: inputs.AnyInputs,
-    folder: run_dir.RunDir,
-    num_replicas: int,
-) -> Steps | lower.Obstacle:
+def _steps(config: Config, assemble: Assemble, num_replicas: int) -> Steps | lower.Obstacle:
     try:
-        return Steps(functools.partial(Assembly, config, clock, source, read, folder), num_replicas)
+        return Steps(config, assemble, num_replicas)
     except TrainerError:
         raise
     except Exception as error:  # whatever the user's model raises while it is built

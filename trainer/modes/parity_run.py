@@ -1,0 +1,186 @@
+"""One run of `--mode=parity`: a few steps from given weights, and what it can be compared by."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer import comparison, internals, parity
+from trainer.assembly import Assembly
+from trainer.errors import ConfigError
+from trainer.replicated import GRADIENT_NORM, MODEL, Replicated
+
+# Of the last batch of the evaluation; the rest is padding, so that a replica has a share of nothing else.
+_REAL_EXAMPLES = 1
+# Examples of each share that go through the layers one by one.
+_ROWS = 4
+
+Share = tuple[Any, tf.Tensor]  # (x, y)
+
+
+@dataclasses.dataclass
+class ParityRun:
+    """A run to observe for `steps` steps.
+
+    quiet: the layers that differ by nature are made inert; noisy: names of those that draw random numbers all the same.
+    """
+
+    run: Assembly
+    steps: int
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        self._trained: Replicated = self.run.replicated
+        left = internals.make_inert(self.model) if self.quiet else []
+        self.noisy = tuple(layer.name for layer in left)
+        self._gradients = _Gradients(self._trained)
+        self._start = self._trained.state()
+
+    @property
+    def model(self) -> keras.Model:
+        """As it is trained."""
+        return self._trained.model
+
+    @property
+    def precision(self) -> str:
+        """Of the run, which may not be that of the options."""
+        return self.run.config.precision
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The model's arrays of now, by name."""
+        return {name: array for name, array in self._trained.state().items() if name.startswith(MODEL)}
+
+    def observe(
+        self, weights: Mapping[str, np.ndarray], evaluated: Mapping[str, np.ndarray] | None
+    ) -> comparison.Observed:
+        """Trains from `weights`, and evaluates with the weights `evaluated`, or those trained."""
+        self._trained.load_state(self._start | dict(weights))
+        self._trained.reset_metrics()
+        iterator = iter(self.run.train_batches(0, self.run.config.seed))
+        first = self._steps(iterator, 1, 0)
+        last = self._steps(iterator, self.steps - 1, 1) if self.steps > 1 else first
+        self._trained.check_integer_state()
+        if evaluated is not None:
+            self._trained.load_state(evaluated)
+        return comparison.Observed(
+            {name.removeprefix(MODEL): array for name, array in weights.items()}, first, last, self._evaluate()
+        )
+
+    def _steps(self, iterator: Iterator, steps: int, done: int) -> comparison.Snapshot:
+        trained = self._trained.run_train_loop(iterator, steps)
+        if trained.halted_at is not None:
+            raise ConfigError(
+                f"loss or gradients of step {done + trained.halted_at} are not finite, so there is nothing to compare. "
+                "Run --mode=train, which says where they become so"
+            )
+        arrays = {name.removeprefix(MODEL): array for name, array in self.weights().items()}
+        trainable = {variable.path for variable in self._trained.model.trainable_variables}
+        return comparison.Snapshot(
+            {name: value for name, value in trained.logs.items() if name != GRADIENT_NORM},
+            self._gradients.read(),
+            {name: array for name, array in arrays.items() if name.partition("#")[0] in trainable},
+            {name: array for name, array in arrays.items() if name.partition("#")[0] not in trainable},
+        )
+
+    def _evaluate(self) -> dict[str, float]:
+        config, plan = self.run.config, self.run.plan
+        if config.eval_split not in self.run.inputs.dataset.splits:
+            return {}
+
+        def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return self.run.inputs.eval_batches(plan, context).enumerate().map(padded)
+
+        def padded(index: tf.Tensor, batch: tuple) -> tuple:
+            step, share = index // plan.num_replicas, index % plan.num_replicas
+            rows = share * plan.per_replica_batch_size + tf.range(plan.per_replica_batch_size, dtype=tf.int64)
+            is_real = (step < self.steps - 1) | (rows < _REAL_EXAMPLES)
+            return *batch[:-1], batch[-1] * tf.cast(is_real, batch[-1].dtype)
+
+        distributed = self.run.devices.strategy.distribute_datasets_from_function(batches)
+        return self._trained.evaluate(iter(distributed), [(0, self.steps)]) or {}
+
+    def shares(self, num_shares: int) -> list[Share]:
+        """The first examples of each replica's share of the first batch; of a run on one replica."""
+        batches = self.run.inputs.train_batches(self.run.plan, tf.distribute.InputContext(), 0)
+        batch = next(iter(batches))
+        size = self.run.plan.global_batch_size // num_shares
+        rows = min(size, _ROWS)
+        return [
+            tf.nest.map_structure(lambda t, at=at: t[at : at + rows], batch) for at in range(0, size * num_shares, size)
+        ]
+
+    def forward(self, weights: Mapping[str, np.ndarray], batch: Sequence[Share], *, xla: bool = False) -> parity.Pass:
+        """A forward pass in training over one share on each replica; compiled on one replica only."""
+        model, strategy = self.model, self.run.devices.strategy
+        is_own = internals.overrides(model, "train_step") is not None  # only it knows the loss
+        outputs: dict[int, list[tuple[str, tf.Tensor]]] = collections.defaultdict(list)
+
+        def note(layer: keras.layers.Layer, output: Any) -> None:
+            named = [(f"{layer.name} ({type(layer).__name__})", tensor) for tensor in tf.nest.flatten(output)]
+            outputs[_replica()] += [(name, tensor) for name, tensor in named if tensor.shape.rank]
+
+        def on_replica(share: Share) -> list[tf.Tensor]:
+            x, y = share
+            y_pred = model(x, training=True)
+            outputs[_replica()] += [(parity.OUTPUT, tensor) for tensor in tf.nest.flatten(y_pred)]
+            loss = tf.constant(0.0) if is_own else tf.cast(internals.compute_loss(model, x, y, y_pred), tf.float32)
+            return [loss, *(tensor for _, tensor in outputs[_replica()])]
+
+        step = tf.function(on_replica, jit_compile=True, autograph=False) if xla else on_replica
+        self._trained.load_state(self._start | dict(weights))
+        shares = strategy.experimental_distribute_values_from_function(
+            lambda context: batch[context.replica_id_in_sync_group]
+        )
+        with strategy.scope(), internals.as_if_alone(), internals.watching_layers(note):
+            found = strategy.run(step, args=(shares,))
+        names = [name for name, _ in outputs[0]]
+        each = zip(*(strategy.experimental_local_results(value) for value in found), strict=True)  # by replica
+        return parity.together(
+            [
+                parity.Pass(
+                    tuple((name, tensor.numpy()) for name, tensor in zip(names, tensors, strict=True)),
+                    None if is_own else float(loss),
+                )
+                for loss, *tensors in each
+            ]
+        )
+
+
+class _Gradients:
+    """Keeps the gradients of the last step, averaged over replicas, before anything clips them."""
+
+    def __init__(self, trained: Replicated):
+        self._kept: dict[int, tuple[str, tf.Variable]] = {}
+        with trained.strategy.scope():
+            for variable in trained.model.trainable_variables:
+                kept = tf.Variable(
+                    tf.zeros(variable.shape),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.MEAN,
+                )
+                self._kept[id(variable)] = (variable.path, kept)
+        for optimizer in internals.optimizers(trained.model):
+            internals.watch_gradients(optimizer, functools.partial(self._keep, optimizer))
+        self._strategy = trained.strategy
+
+    def _keep(self, optimizer: keras.optimizers.Optimizer, gradients: Sequence, variables: Sequence) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None and id(variable) in self._kept:
+                dense = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+                self._kept[id(variable)][1].assign(dense / internals.scale(optimizer))
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Gradient of each variable, by its name."""
+        with self._strategy.scope():
+            return {name: kept.read_value().numpy() for name, kept in self._kept.values()}
+
+
+def _replica() -> int:
+    """Of the thread that asks, eagerly or as it traces; in a graph of one replica it is a tensor."""
+    return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))

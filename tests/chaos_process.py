@@ -217,10 +217,10 @@ def fingerprints(tf: typing.Any, images: typing.Any) -> typing.Any:
 def main() -> None:
     """Runs trainer.main with the rest of the command line."""
     orders = Orders(**json.loads(os.environ.pop("CHAOS")))
-    from trainer import doctor
+    from trainer.doctor import packages
 
     teller = Teller(orders)
-    quieten = doctor.quieten_libraries
+    quieten = packages.quieten_libraries
 
     def before_tensorflow(**how: typing.Any) -> None:  # it is imported next, and by then has to be told to be quiet
         quieten(**how)
@@ -228,7 +228,7 @@ def main() -> None:
         instrument(teller, orders.records)
         teller.moment("after import of TensorFlow")
 
-    doctor.quieten_libraries = before_tensorflow
+    packages.quieten_libraries = before_tensorflow
     runpy.run_module("trainer.main", run_name="__main__", alter_sys=True)
 
 

@@ -36,10 +36,13 @@ _GET_NODE = {
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """What the API tells of one node: its state, and the address of its worker where it has one."""
+    """What the API tells of one node: its state, the address of its worker where it has one, and of what kind it is."""
 
     state: str
     worker: tuple[str, int] | None = None
+    kind: str | None = None
+    version: str | None = None
+    health: str | None = None
 
 
 class TpuApi:
@@ -115,7 +118,8 @@ class TpuApi:
         description: dict[str, typing.Any] = {"name": match[1], "state": node.state}
         if node.worker:
             description["networkEndpoints"] = [{"ipAddress": node.worker[0], "port": node.worker[1]}]
-        return 200, description
+        told = {"acceleratorType": node.kind, "tensorflowVersion": node.version, "health": node.health}
+        return 200, description | {name: value for name, value in told.items() if value is not None}
 
     def _discovery_document(self) -> dict[str, typing.Any]:
         nodes = {"methods": {"get": _GET_NODE}}

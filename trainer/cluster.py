@@ -154,7 +154,7 @@ def _connect_tpu(tf: typing.Any, target: Target, watchdog: _Watchdog) -> Cluster
     _log.info("%s", resolution)
     for host, port in addresses:
         watchdog.waiting_for = f"the TPU worker {host}:{port} to answer"
-        _probe(host, port)
+        probe(host, port)
     _bypass_proxy([host for host, _ in addresses])
     with _translated(tf, f"Cannot use the TPU of {where}"):
         watchdog.waiting_for = f"the TPU worker {where} to take a gRPC session"
@@ -291,14 +291,20 @@ def _look_up(tf: typing.Any, target: Target, watchdog: _Watchdog) -> tuple[typin
         # By address from here on: TensorFlow would ask the API again at every step.
         return tf.distribute.cluster_resolver.TPUClusterResolver(address), parse_grpc(address)
     except Exception as error:  # the client lets those of oauth2client, httplib2, urllib and its own through
-        raise _lookup_error(error, f"TPU {name} ({place}; {target.source})") from error
+        raise lookup_error(error, f"TPU {name} ({place}; {target.source})") from error
 
 
-def _probe(host: str, port: int) -> None:
+def probe(host: str, port: int, *, timeout_secs: float | None = None) -> None:
+    """Says hello to a worker as gRPC does; without `timeout_secs` it may wait for ever.
+
+    Raises:
+        ConfigError: no such host, or one that does not speak gRPC.
+        RetryError: nobody answers there.
+    """
     # Where nobody listens, experimental_connect_to_cluster tries for ever; a TCP connection is refused at once. And a
     # context that has been connected before waits for a silent address with the GIL held, out of any watchdog's reach.
     try:
-        with socket.create_connection((host, port)) as connection:
+        with socket.create_connection((host, port), timeout_secs) as connection:
             connection.sendall(_HTTP2_HELLO)
             frame = connection.recv(9)  # length, type, flags, stream
     except socket.gaierror as error:
@@ -340,7 +346,7 @@ def _translated(tf: typing.Any, what: str) -> Iterator[None]:
         raise RetryError(f"{what}: TensorFlow says: {diagnose.short(error)}. Run again.") from error
 
 
-def _lookup_error(error: Exception, what: str) -> TrainerError:
+def lookup_error(error: Exception, what: str) -> TrainerError:
     """Sorts a failed look-up by name into what another try can and cannot mend."""
     if state := re.search(r'is not yet ready; state: "(\w+)"', str(error)):
         remedy = _NODE_STATES.get(state[1], "Run again when it is READY")

@@ -6,7 +6,8 @@ import sys
 import time
 
 from data import catalog
-from trainer import config, diagnose, doctor, errors, flags, logs
+from trainer import config, diagnose, errors, flags, logs
+from trainer.doctor import packages
 from trainer.redact import redact
 from trainer.watch import stopping
 
@@ -23,9 +24,13 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
         print(config.to_json(settings), end="")
         return errors.EXIT_OK
     logs.configure(settings.log_format, redact=redact)
+    if settings.mode == "doctor":
+        from trainer.doctor import checkup
+
+        return checkup.run(settings)
     catalog.check_local(settings.dataset, settings.data_dir)
-    doctor.check_packages(wants_tpu=settings.tpu is not None)
-    doctor.quieten_libraries(for_machines=settings.log_format == "json")
+    packages.check_packages(wants_tpu=settings.tpu is not None)
+    packages.quieten_libraries(for_machines=settings.log_format == "json")
     from trainer import experiment
 
     with diagnose.kept(settings.model_dir, redact):

@@ -1,0 +1,45 @@
+"""Whether TensorFlow can be used at all. Its abort or hang ends the process of the probe, and no other."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+
+from trainer.doctor import packages
+from trainer.doctor.findings import Case, Finding, failed, passed, skipped
+from trainer.errors import ConfigError
+
+
+def computes(case: Case) -> Iterator[Finding]:
+    """Whether TensorFlow can be imported and computes, with XLA too; abort and hang end with this probe's process."""
+    if importlib.util.find_spec("tensorflow") is None:
+        yield skipped("TensorFlow", "it is not installed")
+        return
+    try:
+        packages.check_packages(wants_tpu=False)
+    except ConfigError:
+        yield skipped("TensorFlow", "not imported: with this libtpu it aborts")
+        return
+    import tensorflow as tf
+
+    kinds = [device.device_type for device in tf.config.list_physical_devices()]
+    gpus, tpus = kinds.count("GPU"), sum(kind.startswith("TPU") for kind in kinds)
+    # Only the first compilation reads XLA_FLAGS and TF_XLA_FLAGS.
+    with tf.device("CPU:0"):
+        tf.function(lambda x: x + 1, jit_compile=True)(tf.constant(1.0))
+    seen = f"sees {gpus} GPUs, {tpus} TPU devices" if gpus or tpus else "sees no GPU and no TPU"
+    what = f"{tf.__version__} imports, computes, {seen}"
+    yield passed("TensorFlow", what, tensorflow=tf.__version__, gpus=gpus, tpus=tpus)
+
+
+def computes_unfinished(how: str) -> Finding:
+    """What it means that the probe above was killed or has died."""
+    remedy = "Run python -c 'import tensorflow' to see all of it, and install the extra of this hardware anew"
+    if flags := re.search(r"Unknown flags? in (\w+)", how):
+        remedy = f"Take what it does not know out of {flags[1]}"
+    elif "not available in this library" in how:
+        remedy = "pip install 'libtpu>=0.0.14,<0.0.32'"
+    elif packages.version_of("tensorflow-tpu") and "no answer" in how:
+        remedy = (
+            "Off Google Cloud, set TPU_SKIP_MDS_QUERY=1: tensorflow-tpu waits for the metadata server when imported"
+        )
+    return failed("TensorFlow", f"it cannot be used: {how}", remedy)

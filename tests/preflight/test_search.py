@@ -71,3 +71,10 @@ def test_refusals_that_tell_nothing_are_halved() -> None:
 
     found = search.largest(search.Probe(512, False, None), CAPACITY, 10**6, 8, probe)
     assert found == search.Largest(56, 64)
+
+
+def test_it_ends_once_the_answer_is_known_well_enough() -> None:
+    largest, tried = searched(lambda batch: 1e9 + 5e6 * batch * (1 + 0.3 * (batch % 64) / 64), 8, probes=50)
+    assert largest.fits is not None and largest.refused is not None
+    assert search.TILE < largest.refused - largest.fits <= largest.fits / 16
+    assert len(tried) < 10

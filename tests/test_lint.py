@@ -1,11 +1,13 @@
 """What the lint says of models, and of what it keeps silent."""
 
+import pathlib
 from collections.abc import Iterator
 
 import keras
 import pytest
 import tensorflow as tf
 
+from tests.conftest import Trainer
 from tests.preflight import odd_layers
 from trainer import internals, lint
 
@@ -133,3 +135,11 @@ def test_examples_that_depend_on_each_other(does, mixes: bool) -> None:
     model = keras.Model(inputs, keras.layers.Dense(4)(odd_layers.Odd(does)(keras.layers.Dropout(0.5)(hidden))))
     found = lint.mixes_examples(model, keras.KerasTensor((BATCH, 16)))
     assert (found.layer if found else None) == ("odd" if mixes else None)
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_it_where_it_is_asked_for(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    flags = ["--model=mlp", "--global_batch_size=12", "--train_steps=1", "--mode=train"]
+    asked = trainer.run(*flags, "--replicas=2", "--lint=on", f"--model_dir={tmp_path / 'on'}")
+    assert "batch: 6 examples a replica do not fill tiles of 8" in asked.stderr
+    assert trainer.run(*flags, f"--model_dir={tmp_path / 'auto'}").stderr == ""  # no TPU is there

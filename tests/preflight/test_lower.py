@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.preflight import odd_layers
 from trainer import operations, replicated
-from trainer.preflight import lower, stand_in
+from trainer.preflight import compilation, lower, slices, stand_in
 
 REPLICAS, BATCH = 4, 8
 
@@ -92,18 +92,24 @@ def test_parameters_are_named_in_their_order() -> None:
     )
 
 
-def test_all_gradients_cross_in_one_group_of_all_replicas() -> None:
-    """The number of replicas is in the program, and one replica's own share is not multiplied by it."""
-    strategy = stand_in.StandInStrategy(REPLICAS)
-
-    def mean_and_sum(x):
-        replica = tf.distribute.get_replica_context()
-        mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, x)
-        return mean, replica.all_reduce(tf.distribute.ReduceOp.SUM, x)
-
-    assert strategy.num_replicas_in_sync == REPLICAS
-    mean, total = strategy.run(mean_and_sum, args=(tf.constant(3.0),))
-    assert (float(mean), float(total)) == (3.0, 12.0)
-    graph = tf.function(lambda x: strategy.run(mean_and_sum, args=(x,))).get_concrete_function(tf.constant(3.0)).graph
-    reductions = [operation for operation in graph.get_operations() if operation.type == "CollectiveReduceV2"]
-    assert [int(tf.get_static_value(operation.inputs[1])) for operation in reductions] == [REPLICAS, REPLICAS]
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("does", "kind"),
+    [
+        (odd_layers.plain, None),
+        (odd_layers.boolean_mask, None),
+        (odd_layers.unique, None),
+        (odd_layers.float64, None),
+        (odd_layers.svd, None),
+        (odd_layers.complex64, None),
+        (odd_layers.complex128, "unsupported"),
+    ],
+)
+def test_what_xla_takes_the_compiler_for_tpus_takes_too(does, kind: str | None, compiler) -> None:
+    """But for complex128, which it names as TensorFlow's operation."""
+    program = lowered(does)
+    result = compiler.compile(program.hlo, slices.parse("v5e-4"))
+    assert getattr(result, "kind", None) == kind, result
+    if isinstance(result, compilation.Refusal):
+        found = program.obstacle(result.message, result.op_name, result.operation)
+        assert found is not None and found.operation == "FFT" and found.place.startswith(line_of(does))

@@ -1,6 +1,7 @@
 """--mode=preflight as its user runs it: what it compiles, finds, leaves behind and ends with."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -172,3 +173,26 @@ def test_without_the_compiler_it_says_so_at_once(trainer: Trainer, tmp_path) -> 
     done = trainer.run(*flags, f"--model_dir={tmp_path / 'run'}", code=78)
     assert "pip install '.[preflight]'" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("model", "batch"), [("applications/ResNet50", 1024), ("tests.preflight.transformer", 512)], ids=["resnet", "vit"]
+)
+def test_models_of_a_real_size(model: str, batch: int, tmp_path, cache) -> None:
+    flags = ["--mode=preflight", "--dataset=synthetic", f"--model={model}", f"--global_batch_size={batch}"]
+    flags += [
+        "--slice=v5e-8,v3-8,v6e-8",
+        "--preflight_probes=0",
+        "--precision=mixed_bfloat16",
+        f"--model_dir={tmp_path}",
+    ]
+    command = [sys.executable, "-m", "trainer.main", *flags]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    trained = int(done.stdout.split(" trained,")[0].split()[-1].replace(",", ""))
+    for of_slice in found(tmp_path)["slices"]:
+        assert of_slice["verdict"] == "fits"
+        reduced = sum(c["bytes"] for c in of_slice["compiled"]["collectives"])
+        assert reduced == pytest.approx(4 * trained, rel=0.01)

@@ -304,7 +304,7 @@ class Config:
     )
     preflight_probes: int | None = option(
         None,
-        "of preflight: compilations a slice that may be spent on finding the largest batch that fits; default: 4 where "
+        "of preflight: compilations a slice that may be spent on finding the largest batch that fits; default: 5 where "
         "slice names it, else 0",
         group="knowing before",
         minimum=0,

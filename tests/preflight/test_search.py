@@ -78,3 +78,17 @@ def test_it_ends_once_the_answer_is_known_well_enough() -> None:
     assert largest.fits is not None and largest.refused is not None
     assert search.TILE < largest.refused - largest.fits <= largest.fits / 16
     assert len(tried) < 10
+
+
+def test_a_compiler_that_computes_again_what_does_not_fit() -> None:
+    """As seen of ResNet-50 on a v5e: 768, 800 and 1,024 take about the same, 1,032 is refused."""
+
+    def probe(batch: int) -> search.Probe:
+        if batch <= 1024:
+            return search.Probe(batch, True, min(20_000_000 * batch, int(0.96 * CAPACITY)))
+        return search.Probe(batch, False, 20_000_000 * batch)
+
+    for first in (128, 1024, 2048):
+        found = search.largest(probe(first), CAPACITY, 10**6, 6, probe)
+        assert found.fits is not None and found.refused is not None
+        assert 930 <= found.fits <= 1024 < found.refused

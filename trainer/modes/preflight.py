@@ -18,7 +18,7 @@ from trainer.preflight import compilation, estimate, lower, report, search, slic
 from trainer.preflight.stand_in import StandInStrategy
 
 # Compilations a slice in search of the largest batch: of slices that are named, and in a survey of the common ones.
-_PROBES, _PROBES_OF_SURVEY = 4, 0
+_PROBES, _PROBES_OF_SURVEY = 5, 0
 
 Assemble = Callable[[Config, cluster.Cluster], Assembly]
 

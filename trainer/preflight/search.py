@@ -1,7 +1,8 @@
 """The largest batch that fits, from few compilations. Pure: what a batch needs is asked of a function.
 
 Memory grows about linearly with the batch: a line through the two nearest sizes whose need is known says which one to
-try next.
+try next. Near the limit it no longer does: XLA computes again what does not fit, so that larger batches may take no
+more than smaller ones. From there on the search halves.
 """
 
 import dataclasses
@@ -13,6 +14,8 @@ TILE = 8
 _PRECISION = 1 / 16
 # Of the line's word: it is an estimate, and a compilation that is refused teaches less.
 _CAUTION = 0.98
+_FULL = 0.9  # of the memory: from here on XLA trades time for memory, and lines tell nothing
+_BEYOND_FULL = 5 / 4  # of a batch that fills the memory, where none is known that is too large
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,11 @@ def _next(known: list[Probe], capacity: int, limit: int) -> int | None:
     least, most = _size_above(low), _size(high - 1)
     if least > most:
         return None
-    guess = _estimate(known, capacity) or (low + high) // 2
+    fullest = max((probe.used_bytes or 0 for probe in known if probe.fits), default=0)
+    if fullest < _FULL * capacity:
+        guess = _estimate(known, capacity) or (low + high) // 2
+    else:
+        guess = (low + high) // 2 if refused else int(low * _BEYOND_FULL)
     return min(max(_size(guess), least), most)
 
 

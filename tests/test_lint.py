@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import keras
 import pytest
-import tensorflow as tf
 
 from tests.conftest import Trainer
 from tests.preflight import odd_layers
@@ -54,11 +53,23 @@ def test_an_operation_is_named_by_its_layer_and_line(does, says: str) -> None:
     assert all("odd_layers.py:" in remark.place for remark in found)
 
 
-def test_host_functions_in_a_loop_are_found() -> None:
-    def looped(x):
-        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, odd_layers.py_function(y)), (0, x))[1]
+@pytest.mark.parametrize(("does", "text"), [(odd_layers.looped, "tf.while_loop"), (odd_layers.branched, "tf.cond")])
+def test_host_functions_in_loops_and_branches_are_named_by_where_these_stand(does, text: str) -> None:
+    [found] = [remark for remark in remarks(odd_layers.Odd(does)) if "EagerPyFunc" in remark.what]
+    assert found.layer == "odd"
+    assert "odd_layers.py:" in found.place
+    assert text in found.place
 
-    assert any("EagerPyFunc" in remark.what for remark in remarks(odd_layers.Odd(looped)))
+
+def test_numpy_constants_in_float64_are_named() -> None:
+    [found] = remarks(odd_layers.Odd(odd_layers.float64_constant))
+    assert found.what.startswith("float64 (Mul)")
+
+
+def test_int64_is_named_where_it_is_large_and_the_users_own() -> None:
+    [found] = remarks(odd_layers.Odd(odd_layers.large_argmax))
+    assert found.what.startswith("int64 (ArgMax)")
+    assert remarks(keras.layers.Dense(64), batch=2048) == []  # Keras makes the labels int64 in its loss
 
 
 def test_wide_inputs_are_named() -> None:
@@ -126,15 +137,6 @@ def test_a_batch_that_does_not_fill_its_tiles() -> None:
 def test_like_remarks_are_one_line() -> None:
     lines = lint.grouped([lint.Remark(f"layer_{n}", "is odd") for n in range(5)])
     assert lines == ["layer_0, layer_1, layer_2 and 2 more: is odd"]
-
-
-@pytest.mark.parametrize(("does", "mixes"), [(odd_layers.centred, True), (odd_layers.plain, False)])
-def test_examples_that_depend_on_each_other(does, mixes: bool) -> None:
-    inputs = keras.Input((16,))
-    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(16)(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(4)(odd_layers.Odd(does)(keras.layers.Dropout(0.5)(hidden))))
-    found = lint.mixes_examples(model, keras.KerasTensor((BATCH, 16)))
-    assert (found.layer if found else None) == ("odd" if mixes else None)
 
 
 @pytest.mark.slow

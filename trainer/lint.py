@@ -8,11 +8,10 @@ word (`--mode=preflight`). Tiles: https://docs.cloud.google.com/tpu/docs/perform
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from trainer import internals, operations, places
@@ -28,9 +27,7 @@ _SOFTMAX = ("Softmax", "LogSoftmax")
 _WIDE = (tf.float64, tf.complex128, tf.int64)
 _LARGE = 1024  # elements of an int64 tensor that cost something: an index or a counter does not
 _NOT_ON_DEVICE = (tf.resource, tf.variant)
-_MADE_UP = 4  # examples
-# Relative difference that another order of summation does not make, by dtype of the layer.
-_DIFFERENT, _DIFFERENT_HALF = 1e-3, 0.1
+_GIVEN = ("Const", "Placeholder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +102,30 @@ class _Traced:
         specs = keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), (x, y))
         self.graph = tf.function(forward, autograph=False).get_concrete_function(*specs).graph
         self.operations = self.graph.get_operations()
+        self.callers = _callers(self.graph)
 
     def layer_of(self, index: int) -> str:
         """Name of the layer that made an operation, by its place among all."""
         at = bisect.bisect_right(self._begins, index) - 1
         return self._layers[at] if at >= 0 else self.model.name
+
+
+def _callers(graph: tf.Graph) -> dict[str, int]:
+    """Name of each function within a graph (bodies of loops, branches) -> index of the operation it runs in."""
+    library = {function.signature.name: function.node_def for function in graph.as_graph_def().library.function}
+    callers: dict[str, int] = {}
+
+    def call(node: Any, index: int) -> None:
+        for value in node.attr.values():
+            for name in (value.func.name, *(function.name for function in value.list.func)):
+                if name in library and name not in callers:
+                    callers[name] = index
+                    for inner in library[name]:
+                        call(inner, index)
+
+    for index, operation in enumerate(graph.get_operations()):
+        call(operation.node_def, index)
+    return callers
 
 
 def _about_inputs(batch_spec: tuple) -> Iterator[Remark]:
@@ -132,22 +148,18 @@ def _about_layers(model: keras.Model) -> Iterator[Remark]:
             and isinstance(layer, keras.layers.Layer)
             and hasattr(layer, "kernel")
         ):
-            yield Remark(
-                layer.name, f"a convolution in {groups} groups: each fills the matrix unit with its own channels only"
-            )
+            yield Remark(layer.name, "a convolution in groups: each fills the matrix unit with its own channels only")
 
 
 def _about_operations(traced: _Traced) -> Iterator[Remark]:
     for index, operation in enumerate(traced.operations):
-        what = _about_operation(operation)
-        if what:
-            frames = [(frame.filename, frame.lineno) for frame in operation.traceback]
-            place = places.innermost(frames)
-            yield Remark(traced.layer_of(index), what, place.quoted() if place else "")
+        if what := _about_operation(operation):
+            yield Remark(traced.layer_of(index), what, _place(operation))
     for function in traced.graph.as_graph_def().library.function:
+        caller = traced.callers.get(function.signature.name, 0)
         for node in function.node_def:
             if operations.is_never_compiled(node.op):
-                yield Remark(node.name, _never(node.op))
+                yield Remark(traced.layer_of(caller), _never(node.op), _place(traced.operations[caller]))
     for layer, output in traced.outputs:
         if layer is traced.model:
             yield from _about_predictions(traced, output)
@@ -160,23 +172,34 @@ def _about_operation(operation: tf.Operation) -> str:
     if operation.type in _SOFTMAX and operation.outputs[0].dtype.name in _HALVES:
         dtype = operation.outputs[0].dtype.name
         return f"softmax in {dtype}: sums of many small numbers lose digits; compute it in float32"
-    if operation.type in ("Const", "Placeholder"):
+    if operation.type in _GIVEN:
         return ""
-    inputs, outputs = _on_device(operation.inputs), _on_device(operation.outputs)
+    inputs = _on_device(tensor for tensor in operation.inputs if tensor.op.type != "Const")
+    outputs = _on_device(operation.outputs)
     if any(not t.shape.is_fully_defined() for t in outputs) and all(t.shape.is_fully_defined() for t in inputs):
         return f"a shape that depends on values ({operation.type}): XLA takes the largest, or refuses what follows"
     for tensor in outputs:
-        costs = tensor.dtype != tf.int64 or (tensor.shape.num_elements() or _LARGE) >= _LARGE
-        if tensor.dtype in _WIDE and costs and all(t.dtype != tensor.dtype for t in inputs):
+        begins = tensor.dtype in _WIDE and all(t.dtype != tensor.dtype for t in inputs)
+        if begins and (tensor.dtype != tf.int64 or _is_large_of_the_users(tensor)):
             return f"{tensor.dtype.name} ({operation.type}): TPUs have 32 bits, more are emulated or refused"
     return ""
+
+
+def _is_large_of_the_users(tensor: tf.Tensor) -> bool:
+    """Of int64 tensors those that cost something and that the user can change: Keras makes its labels int64."""
+    return (tensor.shape.num_elements() or _LARGE) >= _LARGE and bool(_place(tensor.op))
+
+
+def _place(operation: tf.Operation) -> str:
+    place = places.innermost([(frame.filename, frame.lineno) for frame in operation.traceback])
+    return place.quoted() if place else ""
 
 
 def _never(operation: str) -> str:
     return f"{operation} cannot be compiled. {operations.instead_of(operation)}"
 
 
-def _on_device(tensors: Any) -> list[tf.Tensor]:
+def _on_device(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     return [tensor for tensor in tensors if tensor.dtype not in _NOT_ON_DEVICE]
 
 
@@ -228,50 +251,3 @@ def _multiplied(layer: keras.layers.Layer, output: Any) -> tuple[int, int, int] 
 
 def _tiled(size: int) -> int:
     return math.ceil(size / _LANES) * _LANES
-
-
-def mixes_examples(model: keras.Model, inputs: Any) -> Remark | None:
-    """The first layer in which an example of a batch depends on the others, when nothing is trained; None without one.
-
-    Such a model gives other answers with other batch sizes and numbers of replicas. Runs the model on this machine.
-
-    Args:
-        model: built, outside of any strategy of several devices.
-        inputs: its inputs as `keras.KerasTensor`, of numbers.
-    """
-    generator = np.random.default_rng(0)
-
-    def made_up(tensor: keras.KerasTensor) -> np.ndarray:
-        shape, dtype = (_MADE_UP, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)
-        if dtype.startswith(("float", "bfloat")):
-            return generator.normal(size=shape).astype("float32")
-        return generator.integers(0, 2 if dtype == "bool" else 8, size=shape).astype(dtype)
-
-    examples = keras.tree.map_structure(made_up, inputs)
-    half = keras.tree.map_structure(lambda array: array[: _MADE_UP // 2], examples)
-    for (layer, together), (_, apart) in zip(_outputs(model, examples), _outputs(model, half), strict=False):
-        for whole, part in zip(keras.tree.flatten(together), keras.tree.flatten(apart), strict=False):
-            if _differ(whole, part):
-                return Remark(
-                    layer.name,
-                    "the answer for an example depends on the others of its batch, so it changes with the size of the "
-                    "batch and the number of replicas",
-                )
-    return None
-
-
-def _outputs(model: keras.Model, examples: Any) -> list[tuple[keras.layers.Layer, Any]]:
-    outputs: list[tuple[keras.layers.Layer, Any]] = []
-    with internals.watching_layers(lambda layer, output: outputs.append((layer, output))):
-        model(examples, training=False)
-    return outputs
-
-
-def _differ(whole: Any, part: Any) -> bool:
-    if not isinstance(whole, tf.Tensor) or not whole.shape.rank or whole.shape[0] != _MADE_UP:
-        return False
-    if part.shape != (_MADE_UP // 2, *whole.shape[1:]):
-        return True
-    limit = _DIFFERENT_HALF if whole.dtype.name in _HALVES else _DIFFERENT
-    first, again = (np.asarray(tf.cast(t, tf.float64)) for t in (whole[: _MADE_UP // 2], part))
-    return bool(np.max(np.abs(first - again), initial=0) > limit * np.max(np.abs(again), initial=1e-30))

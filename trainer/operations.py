@@ -26,6 +26,11 @@ _NEVER: tuple[tuple[str, str], ...] = (
         r"Lookup.*|.*HashTable.*|InitializeTable.*",
         "Look up in the input pipeline, or use a constant vector and tf.gather",
     ),
+    (
+        r"ImageProjectiveTransformV\d",
+        "Rotate, shift, shear and zoom before training; of Keras' random layers those that flip, crop, erase and "
+        "change colours can be compiled",
+    ),
     (r"Eig", "Use tf.linalg.eigh for a symmetric matrix, tf.linalg.svd for singular values"),
 )
 # Those whose sizes or types decide.

@@ -1,8 +1,10 @@
 """What people put into a layer, a line each: some of it no TPU takes. The tests look for these very lines."""
 
+import functools
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -82,6 +84,57 @@ def centred(x):
 
 def plain(x):
     return x
+
+
+def looped(x):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, py_function(y)), (0, x))[1]
+
+
+def branched(x):
+    return tf.cond(x[0, 0] > 0, lambda: py_function(x), lambda: x)
+
+
+def float64_constant(x):
+    return x + tf.cast(tf.reduce_sum(tf.constant(np.linspace(0, 1, 8)) * 2.0), x.dtype)
+
+
+def large_argmax(x):
+    return x + tf.cast(tf.reduce_sum(tf.argmax(tf.reshape(tf.repeat(x, 64, axis=1), (-1, 64)), axis=1)), x.dtype)
+
+
+def noisy(x):
+    return x + tf.random.normal(tf.shape(x))
+
+
+def fails_eagerly(x):
+    return tf.debugging.assert_greater(x, 1e9) or x if tf.executing_eagerly() else x
+
+
+def foreign_variable(x):
+    return x * _variable()
+
+
+def foreign_generator(x):
+    return x + _generator().normal(x.shape)
+
+
+def foreign_constant(x):
+    return x + _constant()
+
+
+@functools.cache
+def _variable() -> tf.Variable:
+    return tf.Variable(2.0, name="lonely")
+
+
+@functools.cache
+def _generator() -> tf.random.Generator:
+    return tf.random.Generator.from_seed(1)
+
+
+@functools.cache
+def _constant() -> tf.Tensor:
+    return tf.ones((1,))
 
 
 class Odd(keras.layers.Layer):

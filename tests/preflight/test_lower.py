@@ -66,6 +66,30 @@ def test_what_looks_odd_and_compiles_is_not_refused(does) -> None:
     assert lowered(does).hlo
 
 
+@pytest.mark.parametrize(
+    ("does", "foreign"),
+    [(odd_layers.foreign_variable, "lonely"), (odd_layers.foreign_generator, "StateVar")],
+)
+def test_variables_that_the_model_does_not_know_compile_and_are_named(does, foreign: str) -> None:
+    does(tf.zeros((1, 16)))  # makes it
+    [(name, place)] = lowered(does).foreign().items()
+    assert name == foreign
+    assert place.startswith(line_of(does))
+
+
+def test_tensors_made_outside_are_no_input() -> None:
+    odd_layers.foreign_constant(tf.zeros((1, 16)))  # makes it
+    program = lowered(odd_layers.foreign_constant)
+    assert [name for name in program.parameters if name.startswith("input/")] == ["input/0", "input/1"]
+    assert sum(name.startswith("constant/") for name in program.parameters) == 1
+
+
+def test_arguments_may_be_nested() -> None:
+    specs = ({"b": tf.TensorSpec((2,)), "a": tf.TensorSpec((2, 3))}, tf.TensorSpec((2,)))
+    program = lower.lower(lambda x, y: tf.reduce_sum(x["a"], axis=1) - x["b"] * y, specs, {})
+    assert program.parameters == ("input/0", "input/1", "input/2")
+
+
 def test_print_is_named_by_its_line() -> None:
     with pytest.raises(lower.LoweringError, match=r"odd_layers\.py:\d+ \(with tf\.control_dependencies.*tf\.print"):
         lowered(odd_layers.printed)

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer import cluster, console, export, inputs, lint, run_dir
+from trainer import cluster, console, export, inputs, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
-from trainer.preflight import compilation, estimate, lower, report, search, slices
+from trainer.preflight import compilation, estimate, lower, mixing, report, search, slices
 from trainer.preflight.stand_in import StandInStrategy
 
 # Compilations a slice in search of the largest batch: of slices that are named, and in a survey of the common ones.
@@ -73,10 +73,7 @@ def preflight(config: Config, assemble: Assemble, read: inputs.AnyInputs, folder
         ConfigError: no compiler is there; a slice that was named, or every one of the common ones, is not for this run.
     """
     compiler = compilation.find(config.preflight_python, config.preflight_timeout_secs)
-    named = [slices.parse(name.strip()) for name in (config.slice or "").split(",") if name.strip()]
-    for target in named:
-        if not target.chip.tensorflow:
-            raise ConfigError(f"TensorFlow does not run on {target.chip.name}. Received: --slice={target.name}")
+    named = _named(config.slice) if config.slice is not None else []
     wanted = named or slices.common(config.global_batch_size)
     # A TPU compiles anyway, and without being told.
     config = dataclasses.replace(config, xla="auto")
@@ -107,6 +104,16 @@ def preflight(config: Config, assemble: Assemble, read: inputs.AnyInputs, folder
         failed.append(f"evaluation: {others['evaluation']}")
     if failed:
         raise ConfigError("\n  ".join(["the run would fail on", *failed]))
+
+
+def _named(text: str) -> list[slices.Slice]:
+    """The slices of a list with commas, each once."""
+    names = dict.fromkeys(filter(None, (part.strip() for part in text.split(","))))
+    named = [slices.parse(name) for name in names or [text]]
+    for target in named:
+        if not target.chip.tensorflow:
+            raise ConfigError(f"TensorFlow does not run on {target.chip.name}. Received: --slice={target.name}")
+    return named
 
 
 def _steps(config: Config, assemble: Assemble, num_replicas: int) -> Steps | lower.Obstacle:
@@ -196,10 +203,18 @@ def _remarks(steps: Steps) -> list[tuple[str, str]]:
     """What the lint has to say of the model."""
     run = steps.run
     found = [("look at", remark) for remark in run.remarks()]
+    lowered = steps.train(steps.batch)
+    if isinstance(lowered, lower.Obstacle):
+        return found
+    for name, place in lowered.foreign().items():
+        what = (
+            "a variable that no checkpoint holds; make it with add_weight, random state with keras.random.SeedGenerator"
+        )
+        found.append(("look at", f"{name}: {what}" + (f". At {place}" if place else "")))
     # A model with functions of the host in it is not run here: they may print, write or wait.
-    if run.config.lint != "off" and isinstance(steps.train(steps.batch), lower.Lowered):
-        mixing = lint.mixes_examples(run.replicated.model, run.batch_spec(steps.batch)[0])
-        found += [("look at", str(mixing))] if mixing else []
+    if run.config.lint != "off":
+        mixed = mixing.mixes_examples(run.replicated.model, run.batch_spec(steps.batch)[0])
+        found += [("look at", mixed)] if mixed else []
     return found
 
 
@@ -209,7 +224,7 @@ def _other_programs(steps: Steps) -> dict[str, str]:
     found = {}
     for name, lowered in (("evaluation", steps.evaluation()), ("export", steps.export())):
         obstacle = lowered if isinstance(lowered, lower.Obstacle) else None
-        same = isinstance(of_training, lower.Obstacle) and obstacle and obstacle.place == of_training.place
+        same = isinstance(of_training, lower.Obstacle) and obstacle and obstacle.is_like(of_training)
         found[name] = "the same as training" if same else str(obstacle or "")
     return found
 

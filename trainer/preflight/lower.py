@@ -6,7 +6,7 @@ is compiled. In 15 cases the verdicts of the two registries agreed.
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,8 @@ import tensorflow as tf
 from trainer import diagnose, operations, places
 
 INPUT = "input/"  # how names of parameters begin that are data, not state
+CONSTANT = "constant/"  # those of tensors that were made outside of the step
+FOREIGN = "foreign/"  # and of variables that are none of the run's state
 _UNSUPPORTED = re.compile(r"(\w+) \(No registered '\w+' OpKernel[^{]*\{\{node ([^}]+)\}\}")
 _NODE_OF_OPERATION = re.compile(r"node `([^`]+)` with op (\w+)")
 _NOT_CONSTANT = re.compile(r"Input (\d+) to node .* must be a compile-time constant")
@@ -40,6 +42,10 @@ class Obstacle:
     reason: str
     instead: str
 
+    def is_like(self, other: "Obstacle") -> bool:
+        """Whether another step fails on the same: nodes are called differently in each."""
+        return (self.place, self.operation, self.reason) == (other.place, other.operation, other.reason)
+
     def __str__(self) -> str:
         what = f"{self.operation} of {self.node}: " if self.operation else ""
         where = f" At {self.place}." if self.place else ""
@@ -59,12 +65,19 @@ class Lowered:
     """A program for one replica.
 
     hlo: serialized HloModuleProto.
-    parameters: names in the order of the program's parameters: `input/0`, ..., then names of `Replicated.variables`.
+    parameters: names in the order of the program's parameters: `input/0`, ..., then names of `Replicated.variables`,
+        `foreign/NAME` of other variables and `constant/NAME` of tensors.
     """
 
     hlo: bytes
     parameters: tuple[str, ...]
     graph: tf.Graph
+
+    def foreign(self) -> dict[str, str]:
+        """The variables that the step uses and no checkpoint of the run has -> the user's line that uses each."""
+        captured = self.graph.internal_captures
+        found = zip(self.parameters[-len(captured) :], captured, strict=True)
+        return {n.removeprefix(FOREIGN): _place_of_use(tensor) for n, tensor in found if n.startswith(FOREIGN)}
 
     def obstacle(self, reason: str, name: str | None, kind: str | None) -> Obstacle | None:
         """What the compiler refuses, in TensorFlow's words; None where that cannot be told.
@@ -88,29 +101,39 @@ def lower(step: Callable, specs: Sequence[Any], variables: Mapping[str, tf.Varia
     Args:
         step: called with `specs` as symbolic tensors.
         specs: nested structures of `tf.TensorSpec`, fully static, one for each argument.
-        variables: all that `step` may read or write, by name.
+        variables: the state of the run, by name.
 
     Raises:
         LoweringError: it cannot be traced, or not be compiled by XLA.
     """
-    function = tf.function(step, jit_compile=True, autograph=False)
+
+    def flat_step(*tensors: tf.Tensor) -> Any:  # the compiler's text is to be had for flat arguments only
+        return step(*tf.nest.pack_sequence_as(list(specs), tensors))
+
+    flat = tf.nest.flatten(list(specs))
+    function = tf.function(flat_step, jit_compile=True, autograph=False)
     try:
-        concrete = function.get_concrete_function(*specs)
+        concrete = function.get_concrete_function(*flat)
     except Exception as error:  # whatever the user's code raises
         raise LoweringError(untraceable(error)) from error
     graph = concrete.graph
-    names = {id(variable.handle): name for name, variable in variables.items()}
-    captured = [names.get(id(tensor)) for tensor in concrete.captured_inputs]
-    for tensor, name in zip(graph.internal_captures, captured, strict=True):
-        if name is None and tensor.dtype in (tf.resource, tf.variant):
-            raise LoweringError(_foreign(tensor))
+    captured = [*_captured(graph, concrete.captured_inputs, variables)]
     try:
-        hlo = function.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
+        hlo = function.experimental_get_compiler_ir(*flat)(stage="hlo_serialized")
     except (ValueError, TypeError, tf.errors.OpError) as error:
         raise LoweringError(_refused(str(error), graph)) from error
-    data = [f"{INPUT}{index}" for index, _ in enumerate(tf.nest.flatten(list(specs)))]
-    constants = [name or f"{INPUT}constant" for name in captured]
-    return Lowered(hlo, (*data, *constants), graph)
+    return Lowered(hlo, (*(f"{INPUT}{index}" for index, _ in enumerate(flat)), *captured), graph)
+
+
+def _captured(graph: tf.Graph, tensors: Sequence[Any], variables: Mapping[str, tf.Variable]) -> Iterator[str]:
+    """Names of what a step takes from outside of it, beside its arguments."""
+    names = {id(variable.handle): f"{FOREIGN}{variable.name.removesuffix(':0')}" for variable in graph.variables}
+    names |= {id(variable.handle): name for name, variable in variables.items()}
+    for inside, tensor in zip(graph.internal_captures, tensors, strict=True):
+        name = names.get(id(tensor))
+        if name is None and inside.dtype in (tf.resource, tf.variant):
+            raise LoweringError(_foreign(inside))
+        yield name or f"{CONSTANT}{inside.op.name}"
 
 
 def untraceable(error: BaseException) -> Obstacle:
@@ -122,11 +145,15 @@ def untraceable(error: BaseException) -> Obstacle:
 
 
 def _foreign(tensor: tf.Tensor) -> Obstacle:
-    """A resource that is no variable of the model: a table, a dataset, a random generator, a variable out of sight."""
+    """A resource that is no variable: a table, a dataset."""
     user = next(iter(tensor.consumers()), tensor.op)
-    place = _quoted(places.innermost(_frames(user)))
-    reason = "it uses a resource of the host that is no variable of the model"
-    return Obstacle(user.type, user.name, place, reason, operations.instead_of(user.type))
+    reason = "it uses a resource of the host that is no variable"
+    return Obstacle(user.type, user.name, _place_of_use(tensor), reason, operations.instead_of(user.type))
+
+
+def _place_of_use(tensor: tf.Tensor) -> str:
+    user = next(iter(tensor.consumers()), tensor.op)
+    return _quoted(places.innermost(_frames(user)))
 
 
 def _refused(text: str, graph: tf.Graph) -> Obstacle:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import shutil
 import tempfile
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
     source = models.find(config.model, config.model_options)
     if config.mode in inputs.REHEARSING_MODES:
         stops.when = f"during {config.mode}"
-        _rehearse(config, clock, source)
+        _rehearse(config, clock, source, stops)
         return
     target = hardware.resolve(
         tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
@@ -93,10 +94,11 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
                 use_checkpoint(assembly)
 
 
-def _rehearse(config: Config, clock: Clock, source: models.ModelSource) -> None:
+def _rehearse(config: Config, clock: Clock, source: models.ModelSource, stops: Stops) -> None:
     """The modes that need nothing but this machine's CPU and leave nothing but their report."""
     folder = run_dir.RunDir(config.model_dir)
     with storage.explained(folder.path), tempfile.TemporaryDirectory() as elsewhere:
+        stops.on_exit(lambda reason: shutil.rmtree(elsewhere, ignore_errors=True))
         read = inputs.open_inputs(config, cache_dir=elsewhere)
         folder.check_writable()
 
@@ -105,7 +107,7 @@ def _rehearse(config: Config, clock: Clock, source: models.ModelSource) -> None:
 
         with read.explained():
             if config.mode == inputs.PREFLIGHT:
-                preflight(config, assemble, read, folder)
+                preflight(config, assemble, read, folder, elsewhere)
             else:
                 clusters = cluster.rehearse(config.replicas or parity.DEFAULT_REPLICAS)
                 parity.compare_replicas(config, assemble, clusters, folder)

@@ -21,8 +21,8 @@ _OURS = tuple(f"{os.path.abspath(path)}/" for path in (str(_HERE), *data.__path_
 _MODELS = f"{_HERE}/models/"
 # By their names: a model of the user's may be installed beside them.
 _LIBRARIES = re.compile(
-    r"/(site|dist)-packages/(absl|google|h5py|jax|jaxlib|keras|ml_dtypes|numpy|optree|pandas|scipy|sklearn|tensorflow"
-    r"|tensorflow_datasets|tensorflow_probability|tf_keras|tree|wrapt)/"
+    r"/(site|dist)-packages/(absl|array_record|etils|google|h5py|jax|jaxlib|keras|ml_dtypes|numpy|optree|pandas|PIL"
+    r"|pyarrow|scipy|sklearn|tensorflow|tensorflow_datasets|tensorflow_probability|tf_keras|tree|wrapt)/"
 )
 _STANDARD = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _ENTRY = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+).*$', re.MULTILINE)

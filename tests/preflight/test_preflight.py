@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, Trainer
+from tests.conftest import GUARD_SECS, ROOT, Trainer
 from tests.preflight import odd_layers
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def preflight(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, cache):
     """(model_dir, console) of a preflight of the cnn for two slices."""
     model_dir = tmp_path_factory.mktemp("preflight") / "run"
-    flags = ["--mode=preflight", "--model=cnn", "--global_batch_size=256", "--slice=v5e-8,v3-8", "--tpu=my-tpu"]
+    flags = ["--mode=preflight", "--model=cnn", "--global_batch_size=256", "--slice=v5e-8, v3-8,,v5e-8", "--tpu=my-tpu"]
     flags += ["--model_options=filters=[16]", "--preflight_probes=0", "--tpu_zone=z", "--tpu_project=p"]
     done = Trainer(digits_dir).run(*flags, f"--model_dir={model_dir}", environ=cache)
     return model_dir, done.stdout
@@ -90,8 +90,9 @@ def test_the_step_is_bounded_by_its_peaks(preflight) -> None:
 
 def test_the_table_is_complete(preflight) -> None:
     _, console = preflight
-    for name in ("v5e-8", "v3-8"):
+    for name in ("v5e-8", "v3-8"):  # each once, though one was given twice
         rows = [line.split() for line in console.splitlines() if line.startswith(f"{name} ")]
+        assert len(rows) == 2
         assert rows[0][:4] == [name, "8", "32", "fits"]
         assert "1 x f32" in " ".join(rows[1])
     for line in ("evaluation", "export", "input", "note"):
@@ -149,7 +150,7 @@ def test_out_of_memory_names_the_largest_batch(trainer: Trainer, tmp_path, cache
     fits = of_slice["largest"]["fits"]
     assert 0 < fits < 2_000_000
     assert f"--global_batch_size={fits}" in done.stderr
-    assert "to need less memory: --precision=mixed_bfloat16" in done.stdout
+    assert "; --precision=mixed_bfloat16; recomputing" in done.stdout
     assert fits * of_slice["used_bytes"] / 2_000_000 == pytest.approx(of_slice["hbm_bytes"], rel=0.25)
 
 
@@ -163,6 +164,7 @@ def test_a_batch_that_does_not_divide(trainer: Trainer, tmp_path) -> None:
 def test_slices_that_are_none_or_not_for_tensorflow(trainer: Trainer, tmp_path) -> None:
     flags = ["--mode=preflight", f"--model_dir={tmp_path}"]
     assert "did you mean" in trainer.run(*flags, "--slice=v5e-9", code=78).stderr
+    assert "no TPU slice has this name" in trainer.run(*flags, "--slice=", code=78).stderr
     assert "TensorFlow does not run on tpu7x" in trainer.run(*flags, "--slice=tpu7x-8", code=78).stderr
 
 
@@ -173,6 +175,25 @@ def test_without_the_compiler_it_says_so_at_once(trainer: Trainer, tmp_path) -> 
     done = trainer.run(*flags, f"--model_dir={tmp_path / 'run'}", code=78)
     assert "pip install '.[preflight]'" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stop_in_the_middle_leaves_nothing_behind(trainer: Trainer, tmp_path) -> None:
+    """The compiler here is one that never ends; its versions are the real one's."""
+    script, temporary = tmp_path / "python", tmp_path / "temporary"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *--versions) exec {sys.executable} "$@";; esac\nexec sleep 1000\n')
+    script.chmod(0o755)
+    temporary.mkdir()
+    flags = ["--mode=preflight", "--model=mlp", "--slice=v5e-8", f"--preflight_python={script}"]
+    environ = {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    run = trainer.start(*flags, f"--model_dir={tmp_path / 'run'}", environ=environ)
+    assert run.stdout is not None
+    while "compiling" not in (line := run.stdout.readline()):
+        assert line, "it ended before it compiled"
+    run.terminate()
+    _, said = run.communicate(timeout=GUARD_SECS)
+    assert run.returncode == 75
+    assert "stopped by SIGTERM during preflight" in said
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.nightly

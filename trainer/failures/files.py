@@ -35,6 +35,17 @@ FAILURES = (
         "googlecolab/colabtools#1177; tensorflow/models#10828",
     ),
     Failure(
+        "bucket out of reach",
+        ("OpError",),
+        r"libcurl code (5|6|7|28|35|52|56) ",
+        "a request to Cloud Storage got no answer",
+        "Mend the network, the proxy or the name server of this machine; --mode=doctor tries every bucket",
+        "Error executing an HTTP request: libcurl code 6 meaning 'Could not resolve hostname', error details: Could "
+        "not resolve host: www.googleapis.com when reading metadata of gs://bucket/data/digits/dataset_info.json",
+        "here",
+        retryable=True,
+    ),
+    Failure(
         "damaged record",
         ("DataLossError",),
         r"(corrupted|truncated) record at",

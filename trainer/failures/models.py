@@ -107,6 +107,15 @@ FAILURES = (
         "here",
     ),
     Failure(
+        "recomputation of a layer",
+        ("ValueError",),
+        r"custom_gradient decorator currently supports keywords arguments only",
+        "keras.RematScope, which Keras cannot take into a compiled step for layers called with keywords",
+        "Recompute within a layer: keras.remat(function)(x) in its call",
+        "The custom_gradient decorator currently supports keywords arguments only when eager execution is enabled.",
+        "here",
+    ),
+    Failure(
         "variable made while running",
         ("ValueError",),
         r"tf\.function only supports singleton tf\.Variables",

@@ -60,7 +60,9 @@ class Steps:
             return error.obstacle
 
 
-def preflight(config: Config, assemble: Assemble, read: inputs.AnyInputs, folder: run_dir.RunDir) -> None:
+def preflight(
+    config: Config, assemble: Assemble, read: inputs.AnyInputs, folder: run_dir.RunDir, scratch_dir: str
+) -> None:
     """Compiles the steps of `config` for its slices, says what it found, and writes it to `preflight.json`.
 
     Args:
@@ -68,11 +70,13 @@ def preflight(config: Config, assemble: Assemble, read: inputs.AnyInputs, folder
         assemble: puts a run together on devices.
         read: what the run would read.
         folder: of the run; nothing else is written there.
+        scratch_dir: for programs while they are compiled.
 
     Raises:
         ConfigError: no compiler is there; a slice that was named, or every one of the common ones, is not for this run.
     """
     compiler = compilation.find(config.preflight_python, config.preflight_timeout_secs)
+    compiler = dataclasses.replace(compiler, scratch_dir=scratch_dir)
     named = _named(config.slice) if config.slice is not None else []
     wanted = named or slices.common(config.global_batch_size)
     # A TPU compiles anyway, and without being told.
@@ -244,8 +248,9 @@ def _tell(
         *((name, f"cannot be compiled: {why}" if why else "lowers for XLA") for name, why in others.items()),
     ]
     notes += report.about_input(findings, pipeline)
-    if any(isinstance(f.outcome, compilation.Refusal) and f.outcome.kind == "oom" for f in findings):
-        notes.append(("memory", report.remedies(precision=config.precision, optimizer=config.optimizer)))
+    if too_large := [f for f in findings if isinstance(f.outcome, compilation.Refusal) and f.outcome.kind == "oom"]:
+        remedies = report.remedies(too_large, precision=config.precision, optimizer=config.optimizer)
+        notes.append(("memory", remedies))
     if any(finding.fits for finding in findings):
         notes += [("note", text) for text in report.NOT_COVERED]
     circumstances = {

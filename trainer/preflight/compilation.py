@@ -42,6 +42,7 @@ class Compiler:
     versions: dict[str, str]  # of jax, jaxlib, libtpu
     timeout_secs: float  # for one compilation
     cache_dir: pathlib.Path
+    scratch_dir: str | None = None  # of programs while they are compiled; None: the system's
 
     def compile(self, hlo: bytes, target: Slice) -> Compiled | Refusal:
         """Compiles a serialized HLO module, one replica of `target.num_replicas`, or finds the result in the cache."""
@@ -64,7 +65,7 @@ class Compiler:
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
     def _run(self, hlo: bytes, target: Slice) -> Compiled | Refusal:
-        with tempfile.TemporaryDirectory(prefix="preflight-") as name:
+        with tempfile.TemporaryDirectory(prefix="preflight-", dir=self.scratch_dir) as name:
             directory = pathlib.Path(name)
             (directory / compiler.PROGRAM).write_bytes(hlo)
             arguments = {

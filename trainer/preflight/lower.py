@@ -141,7 +141,9 @@ def untraceable(error: BaseException) -> Obstacle:
     *_, cause = places.chain(error)
     reason = f"{type(cause).__name__}: {diagnose.short(cause)}".rstrip(".")
     place = _quoted(places.of_error(error))
-    return Obstacle("", "", place, f"the step cannot be traced: {reason}", "It would not train on any hardware either")
+    known = diagnose.find(error)
+    instead = known.remedy if known else "It would not train on any hardware either"
+    return Obstacle("", "", place, f"the step cannot be traced: {reason}", instead)
 
 
 def _foreign(tensor: tf.Tensor) -> Obstacle:

@@ -8,7 +8,7 @@ from trainer.preflight.compilation import Compiled, Refusal
 from trainer.preflight.estimate import Estimate
 from trainer.preflight.lower import INPUT, Obstacle
 from trainer.preflight.search import Largest
-from trainer.preflight.slices import Slice
+from trainer.preflight.slices import CHIPS, Slice
 
 _GIB = 2**30
 _GIGA = 1e9
@@ -47,6 +47,11 @@ class Finding:
     def fits(self) -> bool:
         """Whether the step compiles for the slice and fits in its memory."""
         return isinstance(self.outcome, Compiled)
+
+    @property
+    def without_examples(self) -> bool:
+        """Whether not even one example fits: weights, gradients and optimizer state are too much."""
+        return self.largest is not None and self.largest.refused == 1
 
     def memory(self) -> dict[str, int]:
         """Bytes of HBM of one replica by what fills them; nothing where there is no program."""
@@ -146,7 +151,8 @@ def problem(finding: Finding) -> str:
     if finding.largest is None:
         return text
     if finding.largest.fits is None:
-        return f"{text}; nor does any smaller batch that was tried"
+        what = "a single example" if finding.without_examples else "any smaller batch that was tried"
+        return f"{text}; nor does {what}"
     total = finding.largest.fits * finding.slice.num_replicas
     return f"{text}. The largest that fits: --global_batch_size={total} ({finding.largest.fits:,} a replica)"
 
@@ -169,14 +175,19 @@ def about_input(findings: Sequence[Finding], measured: float | None) -> list[tup
     return [("input", f"{text}, as much as any of these slices can take of a host")]
 
 
-def remedies(*, precision: str, optimizer: str) -> str:
+def remedies(too_large: Sequence[Finding], *, precision: str, optimizer: str) -> str:
     """What to change where no batch fits, or too small a one."""
-    changes = [] if precision == "mixed_bfloat16" else ["--precision=mixed_bfloat16"]
-    changes += [
-        "recomputing activations in the model (keras.RematScope) instead of keeping them",
-        "a slice whose cores have more HBM (v4, v5p, v6e)",
-        "a slice with more cores, each with a smaller share of the batch",
-    ]
+    largest = max(finding.slice.chip.hbm_bytes for finding in too_large)
+    larger = [chip.name for chip in CHIPS.values() if chip.tensorflow and chip.hbm_bytes > largest]
+    changes = [f"a slice whose cores have more HBM ({', '.join(larger)})"] if larger else []
+    if all(finding.without_examples for finding in too_large):
+        changes.append("a model with fewer parameters: weights, gradients and optimizer state are too much already")
+    else:
+        changes += [] if precision == "mixed_bfloat16" else ["--precision=mixed_bfloat16"]
+        changes += [
+            "recomputing activations instead of keeping them (keras.remat(function)(x) in the call of a layer)",
+            "a slice with more cores, each with a smaller share of the batch",
+        ]
     if optimizer == "adamw":
         changes.append("an optimizer with less state (sgd keeps one copy of the weights, adamw two)")
     return "to need less memory: " + "; ".join(changes)

@@ -111,3 +111,21 @@ def test_compile_args_are_checked(package: pathlib.Path) -> None:
     _write(package, "def build(o, s): pass\ndef compile_args(o, s): return {'loss': 'mse', 'metric': []}\n")
     with pytest.raises(ConfigError, match="may hold loss, metrics, optimizer. Received: metric"):
         models.find("theirs.net", {}).compile_args(IMAGE)
+
+
+def test_colours_of_keras_do_not_reach_the_message(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "colourful.py").write_text("""
+import keras
+
+class Wrong(keras.layers.Layer):
+    def call(self, x):
+        return x + self.missing
+
+def build(options, spec):
+    return keras.Model(image := keras.Input(spec.inputs.shape), Wrong()(image))
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="'Wrong' object has no attribute 'missing'") as raised:
+        models.find("theirs.colourful", {}).build(IMAGE)
+    assert "\x1b" not in str(raised.value)

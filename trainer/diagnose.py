@@ -89,6 +89,11 @@ def short(error: BaseException) -> str:
     return " ".join(_said(error).split())[:_SHORT_CHARS] or type(error).__name__
 
 
+def plain(error: BaseException) -> str:
+    """All of what an error says in one line, without the colours that Keras gives it."""
+    return " ".join(_COLOURS.sub("", str(error)).split())
+
+
 def _find(error: BaseException | None) -> tuple[Failure, BaseException] | None:
     for seen in places.chain(error):
         kinds = {kind.__name__ for kind in type(seen).__mro__}

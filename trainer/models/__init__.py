@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from data.spec import Spec
-from trainer import places
+from trainer import diagnose, places
 from trainer.errors import ConfigError
 
 COMPILE_KEYS = ("loss", "metrics", "optimizer")
@@ -116,9 +116,10 @@ def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
         frames = traceback.extract_tb(error.__traceback__)[1:2]
         place = places.of_error(error) or next((f"{frame.filename}:{frame.lineno}" for frame in frames), None)
         where = f" ({place})" if place else ""
-        message = " ".join(str(error).split())
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(f"the model {name} cannot be built for {_described(spec)}: {kind}{message}{where}") from error
+        raise ConfigError(
+            f"the model {name} cannot be built for {_described(spec)}: {kind}{diagnose.plain(error)}{where}"
+        ) from error
 
 
 def _described(spec: Spec) -> str:

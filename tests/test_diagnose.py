@@ -140,6 +140,50 @@ def test_errors_of_ours_need_no_traceback(tmp_path: pathlib.Path, users: dict) -
     assert "the traceback is in" in caught.value.__notes__[0], "their own code is for them to look through"
 
 
+def test_texts_that_no_file_and_no_line_can_hold(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError) as caught, diagnose.kept(str(tmp_path), str):
+        raise ValueError("\ud800 is not of UTF-8")
+    (path,) = tmp_path.iterdir()
+    assert caught.value.__notes__ == [f"(the traceback is in {path})"]
+    assert r"ValueError: \ud800 is not of UTF-8" in path.read_text()
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        return self.missing
+
+
+def test_an_error_that_cannot_say_what_it_is_ends_the_run_like_others() -> None:
+    told = diagnose.explain(SpeechlessError())
+    assert str(told).endswith("SpeechlessError: its message fails with AttributeError")
+
+
+def test_megabytes_are_told_in_a_line_and_in_no_time() -> None:
+    """The patterns of the table took hours for them."""
+    code = (
+        "from trainer import diagnose\n"
+        "for text in 'x', ' ', '\\n', 'indices[0] = 3 ', '  File \"x\\n':\n"
+        "    print(len(str(diagnose.explain(RuntimeError(text * 1_000_000)))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    lengths = [int(line) for line in done.stdout.splitlines()]
+    assert len(lengths) == 5 and max(lengths) < 1000, done.stderr
+
+
+def test_of_a_python_function_in_a_graph_its_error_is_told() -> None:
+    """As TensorFlow words it, with Python's traceback in the text."""
+    text = (
+        "{{function_node __wrapped__EagerPyFunc}} KeyError: 'heartbeat'\nTraceback (most recent call last):\n\n"
+        '  File "/site-packages/tensorflow/python/ops/script_ops.py", line 273, in __call__\n'
+        "    return func(device, token, args)\n           ^^^^^^^^^^^^^^^^^^^^^^^^^\n\n"
+        '  File "/home/me/net.py", line 9, in beat\n    return row["heartbeat"]\n           ~~~^^^^^^^^^^^^^\n\n'
+        "KeyError: 'heartbeat'\n\n\n\t [[{{node EagerPyFunc}}]]"
+    )
+    told = diagnose.explain(error_of("UnknownError", text))
+    said = "UnknownError: KeyError: 'heartbeat' KeyError: 'heartbeat'"
+    assert str(told) == f"the model's code fails at /home/me/net.py:9: {said}"
+
+
 GCS = """
 import sys
 import tensorflow as tf
@@ -279,6 +323,13 @@ def test_a_run_that_fails_says_one_line_and_keeps_the_traceback(
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", code)
     assert message == f"trainer: {status['reason']} (the traceback is in {path})"
+
+
+@pytest.mark.slow
+def test_a_model_that_ends_the_process_has_not_finished_the_run(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    flags = ["--model=tests.models_that_fail", "--model_options=how='sys.exit(0)'", f"--model_dir={tmp_path}"]
+    done = trainer.run(*flags, code=78)
+    assert done.stderr.startswith("trainer: the model's code fails at ") and "SystemExit: 0 (the" in done.stderr
 
 
 @pytest.mark.slow

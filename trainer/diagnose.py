@@ -18,7 +18,7 @@ from trainer import logs, places
 from trainer.errors import ConfigError, RetryError, TrainerError
 from trainer.failures import KNOWN, Failure
 
-_SHORT_CHARS = 300
+_SHORT_CHARS = 700  # Keras says first where it was, then what
 _TRACEBACK = "(the traceback "
 _WRITING_SECS = 5.0  # a bucket that does not answer must not keep a process that has failed
 _SPEAKERS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "jaxlib": "JAX", "numpy": "NumPy"}
@@ -26,8 +26,8 @@ _SPEAKERS = {"tensorflow": "TensorFlow", "keras": "Keras", "jax": "JAX", "jaxlib
 _COLOURS = re.compile(r"\x1b\[\d*m")
 # What else tells where in the graph an error came about, rather than what it is.
 _NODES = re.compile(
-    r"^(Graph execution error:|Detected at node .*|The op is created at:.*|Stack trace for op definition:.*"
-    r"|<stack traces unavailable>|\s*tf2xla conversion failed while .*)$"
+    r"^(Graph execution error:|in user code:|Detected at node .*|The op is created at:.*"
+    r"|Stack trace for op definition:.*|<stack traces unavailable>|[ \t]*tf2xla conversion failed while .*)$"
     r"|\{\{function_node [^}]*\}\} ?|\[\[[{A-Za-z][^\]]*\]\]| ?\[Op:[^\]]+\]( name:\s*$)?",
     re.MULTILINE,
 )
@@ -42,7 +42,7 @@ def find(error: BaseException | None) -> Failure | None:
     return found[0] if found else None
 
 
-def explain(error: Exception, what: str = "") -> TrainerError:
+def explain(error: BaseException, what: str = "") -> TrainerError:
     """What the user is told of an exception: a message in one line, and the exit code.
 
     Args:
@@ -86,12 +86,8 @@ def explained(what: str) -> Iterator[None]:
 
 def short(error: BaseException) -> str:
     """What an error says, in one line, without where in a graph it came about."""
-    return " ".join(_said(error).split())[:_SHORT_CHARS] or type(error).__name__
-
-
-def plain(error: BaseException) -> str:
-    """All of what an error says in one line, without the colours that Keras gives it."""
-    return " ".join(_COLOURS.sub("", str(error)).split())
+    text = " ".join(_said(error).split()) or type(error).__name__
+    return text if len(text) <= _SHORT_CHARS else f"{text[:_SHORT_CHARS]}..."
 
 
 def _find(error: BaseException | None) -> tuple[Failure, BaseException] | None:
@@ -104,10 +100,10 @@ def _find(error: BaseException | None) -> tuple[Failure, BaseException] | None:
 
 
 def _said(error: BaseException) -> str:
-    return _NODES.sub("", places.without(_COLOURS.sub("", str(error)))).strip()
+    return _NODES.sub("", places.without(_COLOURS.sub("", places.text_of(error)))).strip()
 
 
-def _unknown(error: Exception) -> TrainerError:
+def _unknown(error: BaseException) -> TrainerError:
     text = f"{type(error).__name__}: {short(error)}"
     place = places.of_error(error)
     if place and place.is_last:
@@ -143,12 +139,12 @@ def kept(directory: str, redact: Callable[[str], str]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # a model's sys.exit() too
         _keep(error, directory, redact)
         raise
 
 
-def report(error: Exception, redact: Callable[[str], str]) -> int:
+def report(error: BaseException, redact: Callable[[str], str]) -> int:
     """Says the last words of a process that an exception ends, and returns its exit code."""
     _keep(error, "", redact)
     told = explain(error)
@@ -158,7 +154,7 @@ def report(error: Exception, redact: Callable[[str], str]) -> int:
     return told.exit_code
 
 
-def _keep(error: Exception, directory: str, redact: Callable[[str], str]) -> None:
+def _keep(error: BaseException, directory: str, redact: Callable[[str], str]) -> None:
     if _says_all(error) or any(note.startswith(_TRACEBACK) for note in _notes(error)):
         return
     now = datetime.datetime.now(datetime.UTC)
@@ -166,13 +162,14 @@ def _keep(error: Exception, directory: str, redact: Callable[[str], str]) -> Non
     note = f"{_TRACEBACK}could not be written)"
     with contextlib.suppress(Exception):  # this must not fail itself, without memory or directory as it may be
         text = redact("".join(traceback.format_exception(error)))
+        content = text.encode(errors="backslashreplace")
         folders = [directory, tempfile.gettempdir()]
         paths = [f"{folder.rstrip('/')}/{name}" for folder in folders if folder]
-        note = next((f"{_TRACEBACK}is in {path})" for path in paths if _is_written(path, text)), note)
+        note = next((f"{_TRACEBACK}is in {path})" for path in paths if _is_written(path, content)), note)
     error.add_note(note)
 
 
-def _says_all(error: Exception) -> bool:
+def _says_all(error: BaseException) -> bool:
     """Whether it is one of ours, and not about code that its user would want to look through."""
     if not isinstance(error, TrainerError | DataError):
         return False
@@ -184,18 +181,18 @@ def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-def _is_written(path: str, text: str) -> bool:
+def _is_written(path: str, content: bytes) -> bool:
     """Writes a file, or gives up on it within seconds."""
     done = threading.Event()
 
     def write() -> None:
         with contextlib.suppress(Exception):
             if "://" not in path:
-                pathlib.Path(path).write_text(text)
+                pathlib.Path(path).write_bytes(content)
                 done.set()
             elif tensorflow := sys.modules.get("tensorflow"):
-                with tensorflow.io.gfile.GFile(path, "w") as file:
-                    file.write(text)
+                with tensorflow.io.gfile.GFile(path, "wb") as file:
+                    file.write(content)
                 done.set()
 
     thread = threading.Thread(target=write, name="failure", daemon=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from trainer import diagnose, run_dir, storage
 from trainer.callbacks.clock import Clock
 from trainer.config import Config
-from trainer.errors import EXIT_DEFECT, EXIT_OK, EXIT_RETRY
+from trainer.errors import EXIT_OK, EXIT_RETRY
 from trainer.receipt import Receipt
 from trainer.redact import redact
 from trainer.watch import lease, notices, status
@@ -144,11 +144,8 @@ def watching(config: Config, folder: run_dir.RunDir, clock: Clock, stops: Stops,
     try:
         notices.start(stops.request)
         yield guard
-    except Exception as error:
+    except BaseException as error:
         told = diagnose.explain(error)
         guard.end(told.exit_code, str(told))
-        raise
-    except BaseException as error:
-        guard.end(EXIT_DEFECT, repr(error))
         raise
     guard.end(EXIT_OK)

@@ -68,7 +68,7 @@ def wanted_format(argv: Sequence[str]) -> str:
     return format if format in FORMATS else FORMATS[0]
 
 
-def report_failure(message: str, exit_code: int, defect: Exception | None = None) -> None:
+def report_failure(message: str, exit_code: int, defect: BaseException | None = None) -> None:
     """The last line of a run that fails: `trainer: <message>` on stderr, or an entry of severity ERROR; of a defect
     CRITICAL and with its stack."""
     level = logging.CRITICAL if defect else logging.ERROR
@@ -206,7 +206,7 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread else "a thread"
     summary = traceback.format_exception_only(args.exc_type, args.exc_value)[-1].strip()
     _log.error(
-        "a defect of the trainer in thread %s: %s",
+        "an error in thread %s: %s",
         name,
         summary,
         exc_info=(args.exc_type, args.exc_value, args.exc_traceback),

@@ -25,6 +25,7 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
         return errors.EXIT_OK
     logs.configure(settings.log_format, redact=redact)
     if settings.mode == "doctor":
+        stops.when = "during the check-up"
         from trainer.doctor import checkup
 
         return checkup.run(settings)
@@ -43,7 +44,7 @@ def _main() -> int:
     logs.configure(logs.wanted_format(sys.argv), redact=redact)
     try:
         return main(sys.argv, stops)
-    except Exception as error:
+    except BaseException as error:  # sys.exit() of a model's code must not pass for the end of a run
         return diagnose.report(error, redact)
 
 

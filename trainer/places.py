@@ -25,8 +25,16 @@ _LIBRARIES = re.compile(
     r"|pyarrow|scipy|sklearn|tensorflow|tensorflow_datasets|tensorflow_probability|tf_keras|tree|wrapt)/"
 )
 _STANDARD = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-_ENTRY = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+).*$', re.MULTILINE)
+_ENTRY = re.compile(r'^[ \t]*File "(?P<path>[^"]+)", line (?P<line>\d+).*$', re.MULTILINE)
+# With the header of a traceback, and what is shown of the line.
+_SHOWN = re.compile(
+    r"^[ \t]*Traceback \(most recent call last\):$|"
+    r'^(?P<indent>[ \t]*)File "[^"]+", line \d+.*$(\n(?P=indent)[ \t]+.*$)*',
+    re.MULTILINE,
+)
 _TEXT_CHARS = 60
+# Of an error's text, as much at its beginning and at its end: patterns take too long for megabytes.
+_END_CHARS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +65,7 @@ def of_error(error: BaseException) -> Place | None:
         return Place(error.filename, error.lineno, is_last=True)
     for seen in chain(error):
         frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(seen.__traceback__)]
-        for lines in (named_in(str(seen)), frames):
+        for lines in (named_in(text_of(seen)), frames):
             if place := innermost(lines):
                 return place
     return None
@@ -85,9 +93,18 @@ def named_in(text: str) -> list[Line]:
     return [(path if path.startswith(("/", "<")) else f"{cut}{path}", line) for path, line in found]
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says; of what is very long the beginning and the end."""
+    try:
+        text = str(error)
+    except Exception as fault:  # of the user's class
+        text = f"its message fails with {type(fault).__name__}"
+    return text if len(text) <= 2 * _END_CHARS else f"{text[:_END_CHARS]}...{text[-_END_CHARS:]}"
+
+
 def without(text: str) -> str:
     """A text without the lines of tracebacks within it."""
-    return _ENTRY.sub("", text)
+    return _SHOWN.sub("", text)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

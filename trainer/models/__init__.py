@@ -18,7 +18,7 @@ from typing import Any
 
 from data.spec import Spec
 from trainer import diagnose, places
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
 
 COMPILE_KEYS = ("loss", "metrics", "optimizer")
 
@@ -108,18 +108,19 @@ def _fill(name: str, options_type: type | None, values: Mapping[str, Any]) -> An
 
 def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
     """Calls code of a model; what it raises becomes one line that says where."""
+    what = f"the model {name} cannot be built for {_described(spec)}"
     try:
-        return function(options, spec)
-    except ConfigError:
+        with diagnose.explained(what):
+            return function(options, spec)
+    except TrainerError:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:2]
         place = places.of_error(error) or next((f"{frame.filename}:{frame.lineno}" for frame in frames), None)
         where = f" ({place})" if place else ""
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ConfigError(
-            f"the model {name} cannot be built for {_described(spec)}: {kind}{diagnose.plain(error)}{where}"
-        ) from error
+        message, name_of_kind = diagnose.short(error), type(error).__name__
+        kind = "" if isinstance(error, ValueError) or message == name_of_kind else f"{name_of_kind}: "
+        raise ConfigError(f"{what}: {kind}{message}{where}") from error
 
 
 def _described(spec: Spec) -> str:

@@ -77,6 +77,10 @@ def test_remedies_name_what_there_is() -> None:
         ("NotFoundError", "/data/x; No such file or directory"),
         ("ResourceExhaustedError", "/model/part; No space left on device"),
         ("CancelledError", "Function was cancelled before it was started"),
+        # Words of the user's own code, which only mention what a row looks for.
+        ("UnknownError", "KeyError: 'heartbeat'"),
+        ("InvalidArgumentError", "assertion failed: [OOM when allocating tensor]"),
+        ("ValueError", "End of sequence token is missing"),
     ],
 )
 def test_what_it_does_not_know_is_left_alone(kind: str, text: str) -> None:

@@ -64,7 +64,7 @@ FAILURES = (
     Failure(
         "libtpu too new",
         (),
-        r"\w+ not available in this library",
+        r"\w not available in this library",
         "this libtpu lacks what this TensorFlow calls",
         "Run: pip install 'libtpu>=0.0.14,<0.0.32'",
         "ConfigureDistributedTpuOp_DoWork not available in this library.",
@@ -201,10 +201,12 @@ LOST = (
         retryable=True,
     ),
     Failure(
-        # In messages of gRPC and of TensorFlow's collectives and coordination service when a process is gone.
+        # In messages of gRPC and of TensorFlow's collectives and coordination service when a process is gone. Errors of
+        # a Python function in a graph, which may tell of anything, begin with their type.
         "process at the other end gone",
         ("InternalError", "UnknownError", "CancelledError"),
-        r"Socket closed|Connection reset|Broken pipe|failed to connect|unreachable|heartbeat|recvmsg|preempted",
+        r"^(?!(Assertion|Attribute|Index|Key|Lookup|Name|Runtime)Error: ).*"
+        r"(Socket closed|Connection reset|Broken pipe|failed to connect|unreachable|heartbeat|recvmsg|preempted)",
         _LOST,
         _GOES_ON,
         "Task /job:jax_worker/replica:0/task:37 heartbeat timeout. This indicates that the remote task has failed, got "

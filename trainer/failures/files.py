@@ -76,7 +76,7 @@ FAILURES = (
     ),
     Failure(
         "input ended",
-        (),
+        ("OutOfRangeError", "Warning"),
         r"input ran out of data|End of sequence",
         "a dataset of the model's own ended before the run",
         "Read it by --dataset, which goes on for as many steps as the run has, or repeat() it",

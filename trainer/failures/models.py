@@ -48,7 +48,7 @@ FAILURES = (
     ),
     Failure(
         "out of device memory",
-        ("OpError",),
+        ("ResourceExhaustedError", "InternalError", "UnknownError"),
         r"OOM when allocating tensor|Out of memory while trying to allocate|[Ff]ailed to allocate memory",
         "a device has not enough memory",
         "Lower --global_batch_size, use more replicas or --precision=mixed_bfloat16",
@@ -137,7 +137,7 @@ FAILURES = (
     Failure(
         "index out of range",
         ("OpError",),
-        r"indices\[.*\] = .* is not in \[0, \d+\)",
+        r"indices\[[^\]]*\] = \S+ is not in \[0, \d+\)",
         "the model looks up an index that its table, such as an embedding, does not have",
         "Give the table more entries than the largest value of the data; `python -m data.audit DIR` reads them all",
         "indices[0,1] = 9 is not in [0, 3)",
@@ -161,6 +161,15 @@ FAILURES = (
         "--on_nonfinite says what happens, and names the layer",
         "loss : Tensor had NaN values",
         "here; tensorflow/similarity#364 and tensorflow/models#11121, where the loss was",
+    ),
+    Failure(
+        "unknown name in Keras",
+        ("ValueError",),
+        r"Could not interpret [\w ]+ identifier",
+        "the model's code names a loss, a metric, an initializer or the like that Keras does not have",
+        "Mend the name in build or compile_args",
+        "Could not interpret loss identifier: no_such_loss",
+        "here",
     ),
     Failure(
         "module is no Python",

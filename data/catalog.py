@@ -115,10 +115,11 @@ def _not_found(dataset: str, root: epath.Path) -> str:
     there = list(_prepared(root))
     holds = f"{root} holds {', '.join(there)}" if there else f"{root} holds no dataset"
     name = re.split(r"[/:]", dataset)[0]
-    guess = nearest(dataset, there) or nearest(name, buildable())
+    guess = nearest(dataset, there)
     if name in buildable():
         remedy = f"Build it: python -m data.build {name} --data_dir={root}"
     else:
+        guess = guess or nearest(name, buildable())
         remedy = (
             "Give the name of one of these, the path of a directory in TFDS format, or build it: "
             f"python -m data.build NAME --data_dir={root} ({', '.join(buildable())}), "

@@ -47,7 +47,7 @@ def test_the_default_data_dir_is_that_of_tfds(data_dir, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digits", "No dataset 'digits'.*holds glue/cola, mnist.*Build it: python -m data.build digits --data_dir="),
+        ("digits", "No dataset 'digits': .*holds glue/cola, mnist.*Build it: python -m data.build digits --data_dir="),
         ("mnits", "did you mean 'mnist'.*tfds build"),
         ("digts", "did you mean 'digits'"),
         ("glue", "No dataset 'glue'.*holds glue/cola"),

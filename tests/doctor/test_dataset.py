@@ -7,8 +7,10 @@ import pytest
 
 from tests.doctor.looks import Look, look
 from tests.doctor.test_machine import full_disk
+from trainer.doctor import dataset
 from trainer.doctor.findings import Finding
 
+EXITS = {"how": "sys.exit(0)"}
 TWO_WORKERS = '{"cluster": {"worker": [%s]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -53,6 +55,10 @@ def found(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
         "bad model": Look(
             "dataset.room", {"dataset": str(sound), "model_dir": "/nowhere", "model_options": {"filter": 3}}
         ),
+        "model that leaves": Look(
+            "dataset.room",
+            {"dataset": str(sound), "model_dir": "/nowhere", "model": "tests.models_that_fail", "model_options": EXITS},
+        ),
         "unread": Look("dataset.room", {"dataset": "/nowhere", "model_dir": "/nowhere"}),
     }
     with full_disk(directory / "full"):
@@ -96,4 +102,8 @@ def test_room_for_checkpoints(found: dict[str, dict[str, Finding]]) -> None:
     assert full.status == "fail" and "MiB needed" in full.what
     assert (stage.status, stage.retryable) == ("fail", True) and "where it is staged" in stage.what
     assert statuses(found["bad model"]) == {"model": "fail"} and "'filter'" in found["bad model"]["model"].what
+    left = found["model that leaves"]["model"]
+    assert left.status == "fail" and "models_that_fail.py" in left.what and "SystemExit: 0" in left.what
+    assert dataset.room_unfinished("its process ended by SIGKILL").status == "fail"
+    assert dataset.room_unfinished("no answer within 28 s").status == "skipped"
     assert statuses(found["unread"]) == {"checkpoint room": "skipped"}

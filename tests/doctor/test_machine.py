@@ -179,6 +179,13 @@ def test_a_full_tmpdir(tmp_path: pathlib.Path) -> None:
     assert idle.status == "warn", "nothing of this run would be staged there"
 
 
+def test_a_tmpdir_that_is_not_there_is_not_what_is_looked_at(tmp_path: pathlib.Path) -> None:
+    environ = {"TMPDIR": str(tmp_path / "gone"), "TMP": str(tmp_path)}
+    named = look(environment.variables, case(environ=environ))["TMPDIR"]
+    assert named.status == "warn" and f"{tmp_path} is taken instead" in named.what
+    assert look(machine.temporary, case(environ=environ))["TMPDIR"].what.startswith(f"{tmp_path}: ")
+
+
 def test_directories_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -225,6 +232,8 @@ def test_a_keras_json_that_changes_layers(tmp_path: pathlib.Path) -> None:
     for content, status in ({"floatx": "float16"}, "warn"), ({"floatx": "float32", "backend": "jax"}, "pass"):
         (tmp_path / "keras.json").write_text(json.dumps(content))
         assert look(environment.keras_json, case(environ=environ))["keras.json"].status == status
+    (tmp_path / "keras.json").write_text("[]")
+    assert "importing Keras fails" in look(environment.keras_json, case(environ=environ))["keras.json"].what
 
 
 @pytest.mark.parametrize(
@@ -233,6 +242,7 @@ def test_a_keras_json_that_changes_layers(tmp_path: pathlib.Path) -> None:
         (None, "fail", "names no file"),
         ("{", "fail", "cannot be read"),
         ('{"type": "external_account"}', "fail", "of type external_account"),
+        ("5", "fail", "of type unknown"),
         ('{"type": "authorized_user", "refresh_token": "x"}', "pass", "of a user"),
     ],
 )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from trainer.doctor import packages
-from trainer.doctor.findings import Case, Finding, failed, passed, skipped
+from trainer.doctor.findings import NO_ANSWER, Case, Finding, failed, passed, skipped
 from trainer.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def computes_unfinished(how: str) -> Finding:
         remedy = f"Take what it does not know out of {flags[1]}"
     elif "not available in this library" in how:
         remedy = "pip install 'libtpu>=0.0.14,<0.0.32'"
-    elif packages.version_of("tensorflow-tpu") and "no answer" in how:
+    elif packages.version_of("tensorflow-tpu") and how.startswith(NO_ANSWER):
         remedy = (
             "Off Google Cloud, set TPU_SKIP_MDS_QUERY=1: tensorflow-tpu waits for the metadata server when imported"
         )

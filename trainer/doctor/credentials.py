@@ -40,9 +40,10 @@ def credentials(case: Case) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield failed("credentials", f"{file} cannot be read: {error}", places.LOGIN)
         return
-    kind = next((kind for member, kind in _KINDS.items() if member in content), None)
+    members = content if isinstance(content, dict) else {}
+    kind = next((kind for member, kind in _KINDS.items() if member in members), None)
     if kind is None:
-        kind = content.get("type", "unknown") if isinstance(content, dict) else "unknown"
+        kind = members.get("type", "unknown")
         yield failed(
             "credentials", f"{file} is of type {kind}, which TensorFlow's gs:// client does not take", places.LOGIN
         )

@@ -8,9 +8,10 @@ from typing import Any
 
 from data import catalog
 from data.errors import DataError
+from trainer import diagnose
 from trainer.config import Config
 from trainer.doctor import accelerator, machine, places
-from trainer.doctor.findings import Case, Finding, failed, passed, refused, skipped, warned
+from trainer.doctor.findings import NO_ANSWER, Case, Finding, failed, passed, refused, skipped, warned
 from trainer.errors import ConfigError, RetryError
 
 _MIB = 1 << 20
@@ -134,19 +135,21 @@ def room(case: Case) -> Iterator[Finding]:
         yield skipped("checkpoint room", "it takes --dataset, --model_dir and TensorFlow to know")
         return
     places.before_tensorflow(case)
+    from trainer import storage
+
     try:
-        num_bytes = _checkpoint_bytes(config)
-    except DataError:
+        trains, read = _inputs(config)
+    except (DataError, *storage.FILE_ERRORS):  # another check says so
         yield skipped("checkpoint room", "it takes the dataset to know, and that does not open")
         return
-    except ConfigError as error:
-        yield refused("model", error)
+    try:
+        num_bytes = _checkpoint_bytes(trains, read)
+    except BaseException as error:  # whatever the code of the user's model raises, sys.exit() too
+        yield refused("model", diagnose.explain(error))
         return
     what = f"a checkpoint takes {num_bytes / _MIB:,.0f} MiB"
     if catalog.is_remote(config.model_dir):
-        from trainer import storage
-
-        directory = case.environ.get("TMPDIR") or "/tmp"
+        directory = machine.staging_directory(case.environ)
         free = storage.free_bytes(directory)
         if free < num_bytes:
             what = f"{what}, and TMPDIR={directory}, where it is staged, has {free / _MIB:,.0f} MiB"
@@ -158,8 +161,10 @@ def room(case: Case) -> Iterator[Finding]:
 
 
 def room_unfinished(how: str) -> Finding:
-    """A large model takes long to build, which is no fault."""
-    return skipped("checkpoint room", f"the model was not built to the end, so its size is not known: {how}")
+    """A large model takes long to build, which is no fault; one that ends its process is."""
+    if how.startswith(NO_ANSWER):
+        return skipped("checkpoint room", f"the model was not built to the end, so its size is not known: {how}")
+    return failed("model", f"building it does not come to an end: {how}", "Mend what --model names")
 
 
 def _local_room(config: Config, num_bytes: int, what: str) -> Finding:
@@ -186,26 +191,30 @@ def _local_room(config: Config, num_bytes: int, what: str) -> Finding:
     return passed("checkpoint room", what)
 
 
-def _checkpoint_bytes(config: Config) -> int:
+def _inputs(config: Config) -> tuple[Config, Any]:
+    """The dataset, and the training run that the model is built for."""
     from data import pipeline, quarantine, synthetic
-    from trainer import cluster, hardware, inputs, models, run_dir
-    from trainer.assembly import Assembly
-    from trainer.callbacks.clock import Clock
+    from trainer import inputs
 
     # The size depends on none of these, and other checks judge them.
     trains = dataclasses.replace(
         config, mode="train_and_eval", tpu=None, tpu_zone=None, tpu_project=None, replicas=None, warmup_steps=0
     )
     untouched = quarantine.Prepared({}, [], "")
-    read: inputs.AnyInputs
     if catalog.is_synthetic(config.dataset):
         made = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes)
-        read = inputs.SyntheticInputs(trains, made, made.spec(config.image_size), untouched)
-    else:
-        opened = pipeline.open_dataset(config.dataset, config.data_dir)
-        read = inputs.Inputs(trains, opened, opened.spec(config.image_size), untouched)
+        return trains, inputs.SyntheticInputs(trains, made, made.spec(config.image_size), untouched)
+    opened = pipeline.open_dataset(config.dataset, config.data_dir)
+    return trains, inputs.Inputs(trains, opened, opened.spec(config.image_size), untouched)
+
+
+def _checkpoint_bytes(config: Config, read: Any) -> int:
+    from trainer import cluster, hardware, models, run_dir
+    from trainer.assembly import Assembly
+    from trainer.callbacks.clock import Clock
+
     alone = hardware.Target(None, None, None, None, None, "the doctor")
     devices = cluster.connect(alone, connect_timeout_secs=config.connect_timeout_secs)
     source = models.find(config.model, config.model_options)
     folder = run_dir.RunDir(config.model_dir)
-    return Assembly(trains, Clock(time.monotonic()), source, read, folder, devices).replicated.num_bytes()
+    return Assembly(config, Clock(time.monotonic()), source, read, folder, devices).replicated.num_bytes()

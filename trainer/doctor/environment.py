@@ -5,6 +5,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping
 
+from trainer.doctor import machine
 from trainer.doctor.findings import NAMES_OF_TPU, Case, Finding, failed, passed, skipped, warned
 
 # What a variable that is set leads to. Where nothing else is named: seen, or read in TensorFlow's or Keras' source.
@@ -73,6 +74,9 @@ def _problems(case: Case, there: Mapping[str, str]) -> Iterator[tuple[str, Findi
     for name in _FILES:
         if name in there and not os.path.exists(there[name]):
             yield name, failed(name, f"there is no file {there[name]}", "Unset it, or name one that is there")
+    if "TMPDIR" in there and not os.path.isdir(there["TMPDIR"]):
+        what = f"there is no directory {there['TMPDIR']}: {machine.staging_directory(case.environ)} is taken instead"
+        yield "TMPDIR", warned("TMPDIR", what, "Make it, or unset TMPDIR")
     if there.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         what = f"{there['KERAS_BACKEND']} has no effect: the trainer runs Keras on TensorFlow"
         yield "KERAS_BACKEND", warned("KERAS_BACKEND", what, "Unset it")
@@ -97,6 +101,9 @@ def keras_json(case: Case) -> Iterator[Finding]:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         yield warned("keras.json", f"{path} cannot be read, and Keras passes over it: {error}", "Mend or remove it")
+        return
+    if not isinstance(content, dict):
+        yield failed("keras.json", f"{path} holds no JSON object, and importing Keras fails", "Mend or remove it")
         return
     odd = [
         f"{name}={content[name]}"

@@ -11,6 +11,8 @@ from trainer.hardware import LOCAL
 Status = Literal["pass", "warn", "fail", "skipped"]
 # Each names the TPU of a bare --tpu, the first that is set (hardware.py).
 NAMES_OF_TPU = ("TPU_CONFIG", "TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
+# How the word of a probe begins that was killed at its time limit.
+NO_ANSWER = "no answer"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import errno
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trainer import hardware
 from trainer.doctor.findings import Case, Finding, failed, passed, skipped, warned
@@ -131,10 +131,7 @@ def available_memory(root: str = "/") -> int:
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     [kib] = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     limits = [kib << 10]
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    for limit, used in _CGROUP_FILES:
         folder = pathlib.Path(root, "sys/fs/cgroup")
         try:
             most = (folder / limit).read_text().strip()
@@ -147,12 +144,18 @@ def available_memory(root: str = "/") -> int:
 
 def temporary(case: Case) -> Iterator[Finding]:
     """Whether something can be written where TensorFlow stages what goes to gs://, and how much."""
-    directory = case.environ.get("TMPDIR") or tempfile.gettempdir()
+    directory = staging_directory(case.environ)
     needed = any("://" in path for path in (case.config.model_dir, case.config.init_from or ""))
     finding = writable("TMPDIR", directory, "Give another TMPDIR: what goes to gs:// is staged there first")
     if finding.status == "fail" and not needed:
         finding = warned("TMPDIR", f"{finding.what} (this run has nothing on gs:// to stage there)", finding.remedy)
     yield finding
+
+
+def staging_directory(environ: Mapping[str, str]) -> str:
+    """Where TensorFlow stages what goes to gs://: the first that is there (tensorflow/core/platform/default/env.cc)."""
+    named = [directory for name in ("TMPDIR", "TMP") if (directory := environ.get(name))]
+    return next(filter(os.path.isdir, named), "/tmp")
 
 
 def writable(name: str, directory: str, remedy: str) -> Finding:

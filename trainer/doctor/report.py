@@ -8,7 +8,7 @@ from trainer.doctor.findings import Check, Finding, Status
 from trainer.errors import EXIT_CONFIG, EXIT_OK, EXIT_RETRY
 
 Result = tuple[Check, Finding]
-_WIDTH = 120
+_WIDTH = 100
 _LEVELS: dict[Status, int] = {
     "pass": logging.INFO,
     "skipped": logging.INFO,
@@ -30,9 +30,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def verdict(findings: Sequence[Finding]) -> str:
     """The last line."""
     counts = {status: sum(finding.status == status for finding in findings) for status in _LEVELS}
-    numbers = (
-        f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed, {counts['skipped']} skipped"
-    )
+    numbers = f"{counts['pass']} passed, {counts['warn']} warned, {counts['fail']} failed, {counts['skipped']} skipped"
     says = {
         EXIT_OK: "nothing stands in the way of a run",
         EXIT_RETRY: "a run would end now, and may succeed later without a change (exit code 75)",

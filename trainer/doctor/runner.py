@@ -4,7 +4,7 @@ TensorFlow and libtpu may hang with Python's lock held, or abort their process: 
 deal with that. What a probe prints goes nowhere, but for its last words where it dies.
 """
 
-import math
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,10 +15,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from data.errors import DataError
-from trainer.doctor.findings import Case, Check, Finding, refused
+from trainer.doctor.findings import NO_ANSWER, Case, Check, Finding, refused
 from trainer.errors import TrainerError
 
 _FORK = multiprocessing.get_context("fork")
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _END = None  # what a probe that has come to its end sends last
 _OUTPUT_BYTES = 1 << 16
 _WORDS_CHARS = 300
@@ -35,7 +36,7 @@ def run(checks: Sequence[Check], case: Case) -> list[tuple[Check, Finding]]:
                 if probe.pipe in ready:
                     probe.receive()
                 elif time.monotonic() >= probe.deadline:
-                    probe.break_off(f"no answer within {probe.check.limit_secs:g} s")
+                    probe.break_off(f"{NO_ANSWER} within {probe.check.limit_secs:g} s")
     finally:
         for probe in started:
             probe.kill()
@@ -52,7 +53,8 @@ class _Probe:
         self._output = os.memfd_create("doctor")  # in memory: the disk may be what is wrong
         self.pipe, theirs = _FORK.Pipe(duplex=False)
         self.deadline = time.monotonic() + check.limit_secs
-        self._process: BaseProcess = _FORK.Process(target=_look, args=(check, case, theirs, self._output), daemon=True)
+        arguments = (check, case, theirs, self._output, os.getpid())
+        self._process: BaseProcess = _FORK.Process(target=_look, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -93,12 +95,15 @@ class _Probe:
         return f"{died}: {words[0][-_WORDS_CHARS:]}" if words else died
 
 
-def _look(check: Check, case: Case, pipe: Connection, output: int) -> None:
+def _look(check: Check, case: Case, pipe: Connection, output: int, doctor: int) -> None:
     """The process of a probe."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.alarm(math.ceil(check.limit_secs) + 1)  # it does not outlive a doctor that was killed
+    # It does not outlive a doctor that is interrupted or killed, whoever holds Python's lock.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != doctor:  # which has gone before that
+        os._exit(0)
     for stream in (1, 2):
         os.dup2(output, stream)
     try:

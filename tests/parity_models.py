@@ -179,6 +179,8 @@ def compile_args(options: Options, spec: Any) -> dict:
             arguments["loss"] = LOSSES[fault]
         if fault == "reduction_sum":
             arguments["loss"] = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        if fault == "overwriting_ema":
+            arguments["optimizer"] = keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)
         if fault in METRICS:
             arguments["metrics"] = [METRICS[fault](name=fault)]
     return arguments

@@ -25,13 +25,14 @@ WRONG = {
 }
 REFUSED = {"counter": "different values of the_counter/count", "reduction_sum": "sums over the batch"}
 SEVERAL, OWN_STEP = "mean_of_peaks+peak+per_positive+unseeded", "own_step+mean_of_means"
+FAILING = "overwriting_ema:xla=auto:optimizer=adamw"
 BY_NATURE, LOW_PRECISION = "batch_norm+dropout:xla=auto", "none:precision=mixed_bfloat16"
 
 
 @pytest.fixture(scope="module")
 def found() -> Mapping[str, dict]:
     """Fault -> parity.json, and how the run ended."""
-    faults = [*WRONG, *REFUSED, SEVERAL, OWN_STEP, BY_NATURE, LOW_PRECISION]
+    faults = [*WRONG, *REFUSED, FAILING, SEVERAL, OWN_STEP, BY_NATURE, LOW_PRECISION]
     done = subprocess.run(
         [sys.executable, "-m", "tests.parity_worker", *faults],
         cwd=ROOT,
@@ -65,6 +66,14 @@ def test_a_fault_is_named_with_its_place(found: Mapping[str, dict], fault: str) 
 def test_a_refusal_on_several_replicas_is_told_as_such(found: Mapping[str, dict], fault: str) -> None:
     assert "the run on 2 replicas is refused" in found[fault]["error"]
     assert REFUSED[fault] in found[fault]["error"]
+
+
+@pytest.mark.slow
+def test_a_failure_on_several_replicas_is_told_once_with_its_remedy(found: Mapping[str, dict]) -> None:
+    [finding] = _faults(found[FAILING])
+    assert finding["cause"] == "the run on 2 replicas fails"
+    assert "ema_overwrite_frequency out of the optimizer" in finding["remedy"] and "\x1b" not in finding["remedy"]
+    assert found[FAILING]["not_compared"] == ["2 replicas, XLA: the run on 2 replicas fails already"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trainer import diagnose, places
 from trainer.comparison import (
     EVALUATION,
     GRADIENTS,
@@ -32,11 +33,7 @@ _LAYER_TOLERANCE = 1e-4
 _RATIO_TOLERANCE = 0.02
 _MOST_NAMES = 6
 OUTPUT = "the model's output"
-# What TensorFlow says of a step that XLA refuses: the reason, and the line of the user's model.
 _NOT_COMPILED = re.compile(r"unsupported operations.*?: (\w+) \(No registered")
-_PLACE = ("Graph execution error", "<stack traces unavailable>", "Detected at node", 'File "')
-_OPERATION_MADE_AT = re.compile(r'File "[^"]+", line \d+, in \w+')
-_LONGEST_REASON = 300
 _SEED = "Draw with keras.random and a keras.random.SeedGenerator that is an attribute of the layer"
 
 
@@ -106,16 +103,12 @@ class Finding:
 
 def refused(case: str, xla: bool, error: Exception) -> Finding:
     """A run that fails as the one it is to be compared with does not."""
-    text = str(error)
-    if xla and (found := _NOT_COMPILED.search(text)):
-        lines = [" ".join(line.split()) for line in _OPERATION_MADE_AT.findall(text)]
+    if xla and (found := _NOT_COMPILED.search(places.text_of(error))):
+        place = places.of_error(error)
         remedy = "No TPU could run this step; replace the operation, or move it to the input pipeline"
-        return Finding(f"XLA cannot compile the operation {found[1]}", tuple(lines[-1:]), remedy)
-    if isinstance(error, TrainerError):
-        return Finding(f"the run on {case} is refused", (), text)
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    reason = " ".join(line for line in lines if line and not line.startswith(_PLACE))[:_LONGEST_REASON]
-    return Finding(f"the run on {case} fails", (), f"{type(error).__name__}: {reason}")
+        return Finding(f"XLA cannot compile the operation {found[1]}", (str(place),) if place else (), remedy)
+    is_ours = isinstance(error, TrainerError)
+    return Finding(f"the run on {case} {'is refused' if is_ours else 'fails'}", (), str(diagnose.explain(error)))
 
 
 def by_nature(
@@ -254,7 +247,7 @@ def _in_evaluation(quiet: Sequence[Difference]) -> list[Finding]:
         "The last batch is padded, by examples whose sample_weight is 0, and a share may be all padding: keep sums "
         "over examples, each times its sample_weight, and divide them in result()"
     )
-    cause = "evaluation of the same weights differs: a metric averages averages, or divides by a share's examples"
+    cause = "evaluation of the same weights differs: a metric averages averages, or sample_weight is left out"
     return [Finding(cause, _names(metrics), remedy)]
 
 

@@ -9,6 +9,7 @@ from trainer.errors import EXIT_CONFIG, EXIT_OK, EXIT_RETRY
 
 Result = tuple[Check, Finding]
 _WIDTH = 100
+_NAME_CHARS = 18  # a longer one, such as a variable's, goes beyond its column
 _LEVELS: dict[Status, int] = {
     "pass": logging.INFO,
     "skipped": logging.INFO,
@@ -42,7 +43,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 def page(results: Sequence[Result]) -> str:
     """Aligned columns by group, what to do under what needs it."""
     groups = list(dict.fromkeys(check.group for check, _ in results))
-    widths = [max(map(len, column)) for column in (groups, _LEVELS, [finding.name for _, finding in results])]
+    names = [finding.name for _, finding in results if len(finding.name) <= _NAME_CHARS]
+    widths = [max(map(len, column), default=0) for column in (groups, _LEVELS, names)]
     lines = []
     for group in groups:
         label = group

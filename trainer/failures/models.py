@@ -81,7 +81,8 @@ FAILURES = (
         r"`merge_call` called while defining a new graph",
         "the model's step has a tf.function of its own, or a condition around its optimizer, and replicas cannot meet "
         "in there",
-        "Take @tf.function out of the model's code, and gradient_accumulation_steps out of its optimizer",
+        "Take @tf.function out of the model's code, and gradient_accumulation_steps or ema_overwrite_frequency out of "
+        "the optimizer",
         "`merge_call` called while defining a new graph or a tf.function. This can often happen if the function `fn` "
         "passed to `strategy.run()` contains a nested `@tf.function`",
         "here",

@@ -95,8 +95,9 @@ class Parity:
     def _reason_against(self, case: Case) -> str | None:
         if not case.xla or case.num_replicas == 1 or self.config.xla != "auto":
             return None
-        if Case(1, xla=True) not in self.compared:
-            return "XLA refuses 1 replica already"
+        for simpler in (Case(1, xla=True), Case(case.num_replicas, xla=False)):
+            if simpler not in self.compared:
+                return f"the run on {simpler} fails already"
         return self.reference.against_xla
 
     # Observing.

@@ -122,7 +122,12 @@ def per_positive(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     return keras.ops.sum(of_class * _crossentropy(y_true, y_pred)) / (1.0 + keras.ops.sum(of_class))
 
 
-LOSSES = {f.__name__: f for f in (divided_twice, by_replicas, per_positive)}
+def hardest(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """Learns from the worst examples of the batch, of which it wants to see enough."""
+    return keras.ops.mean(keras.ops.top_k(_crossentropy(y_true, y_pred), 6)[0])
+
+
+LOSSES = {f.__name__: f for f in (hardest, divided_twice, by_replicas, per_positive)}
 METRICS = {"mean_of_peaks": MeanOfPeaks, "mean_of_means": MeanOfMeans}
 LAYERS = {
     "batch_norm": keras.layers.BatchNormalization,
@@ -130,6 +135,7 @@ LAYERS = {
     "replica": AsksForReplica,
     "noise": Noise,
     "counter": Counter,
+    "spectral": lambda name: keras.layers.SpectralNormalization(keras.layers.Dense(12), name=name),
     "peak": RunningPeak,
     "python": Python,
     "overflow": Overflow,

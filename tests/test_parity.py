@@ -20,6 +20,8 @@ WRONG = {
     "replica": ("depends on the replica", "the_replica (AsksForReplica)"),
     "noise": ("no seed of Keras' decides", "the_noise (Noise)"),
     "always_noisy": ("nothing behind them can be compared", "the_always_noisy (AlwaysNoisy)"),
+    "hardest": ("the loss is no mean over the examples of the batch", "loss"),
+    "spectral:xla=auto": ("the run on 1 replica, XLA is refused", ""),
     "python:xla=auto": ("XLA cannot compile the operation PyFunc", "parity_models.py"),
     "overflow:xla=auto": ("XLA computes something else", "the_overflow (Overflow)"),
 }
@@ -143,6 +145,14 @@ def test_a_fault_ends_the_run_with_78(trainer: Trainer, tmp_path: pathlib.Path) 
     assert "WRONG  the loss is divided by the batch size twice: loss" in done.stdout
     assert "parity does not hold: the loss is divided by the batch size twice" in done.stderr.splitlines()[-1]
     assert "1 replica - 4 replicas, after 1" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_batch_that_replicas_cannot_share_is_no_finding(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    flags = ["--mode=parity", "--replicas=3", "--global_batch_size=100", f"--model_dir={tmp_path}/run"]
+    done = trainer.run(*flags, code=78)
+    assert "global_batch_size must divide by the 3 replicas" in done.stderr
+    assert "parity" not in done.stderr and "running on" not in done.stdout
 
 
 def test_one_replica_is_nothing_to_compare() -> None:

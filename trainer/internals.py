@@ -16,6 +16,8 @@ from keras.src import losses as keras_losses
 from keras.src.random import seed_generator as keras_seed_generator
 from tensorflow.python.distribute import mirrored_run
 
+from trainer.errors import ConfigError
+
 
 def build(model: keras.Model, batch_spec: tuple) -> None:
     """Creates every variable of model, optimizers and metrics from static shapes, under the strategy's scope.
@@ -112,11 +114,18 @@ class CompiledTrainStep:
         mapping = [*zip(self._trainable, weights, strict=True), *zip(self._state, state, strict=True)]
         with tf.GradientTape() as tape, keras.StatelessScope(mapping, collect_losses=True) as scope:
             tape.watch(weights)
+            given = [scope.get_current_value(v) for v in self._trainable]
             y_pred = model(x, training=True)
             loss = model._compute_loss(x, y, y_pred, sample_weight, training=True)
             model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
             model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
             scaled = loss * tf.cast(loss_scale, loss.dtype)
+        assigned = [v.path for v, w in zip(self._trainable, given, strict=True) if scope.get_current_value(v) is not w]
+        if assigned:
+            raise ConfigError(
+                "a layer assigns to trainable weights while it is called, which a step compiled with XLA would lose. "
+                f"Use --xla=off. Received: {', '.join(assigned)}"
+            )
         gradients = tape.gradient(scaled, weights)
         return gradients, [scope.get_current_value(v) for v in self._state]
 

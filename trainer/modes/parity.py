@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from trainer import cluster, comparison, console, run_dir
+from trainer import cluster, comparison, console, plan, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError
@@ -33,8 +33,10 @@ def compare_replicas(
         folder: of the run; nothing else is written there.
 
     Raises:
-        ConfigError: something differs that should not, or is refused on several replicas or by XLA; names the first.
+        ConfigError: the batch does not divide; something differs that should not, or is refused on several replicas or by XLA; names the first.
     """
+    # Said at once: it is no finding, and a run on one replica would come before it.
+    plan.resolve(config, num_replicas=clusters[1].num_replicas, num_train_examples=0, num_eval_examples=0)
     # It takes the many functions that are traced here, each a model of its own, for one that is traced again and again.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     asked = [f"--tpu={config.tpu}"] if config.tpu else []

@@ -20,6 +20,8 @@ from trainer.modes.parity_run import ParityRun, Share
 _LAST_BIT = {"float32": 2.0**-23, "mixed_float16": 2.0**-10, "mixed_bfloat16": 2.0**-7}
 
 _QUIET = ", in float32 and with dropout and batch norm inert"
+# Examples of each share that go through the layers one by one.
+_ROWS = 4
 # Of reading data, and worth another try.
 _STORAGE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
@@ -186,20 +188,26 @@ class Parity:
             return []
         if case.num_replicas > 1 and case.xla == self.reference.case.xla:
             return parity.of_replicas(quiet, self._passes(), case.num_replicas)
-        one, _, batch = self._open_one()
+        one, _, batch = self._open_one(_ROWS)
         plain, compiled = (one.forward(self.reference.start, [batch], xla=xla) for xla in (False, True))
         return [parity.of_xla(quiet, plain, compiled)]
 
-    def _open_one(self) -> tuple[ParityRun, list[Share], Share]:
+    def _open_one(self, most_rows: int | None) -> tuple[ParityRun, list[Share], Share]:
         """A quiet run on one replica, examples for it in shares, and all of them."""
         one = self._open(Case(1, xla=False, quiet=True))
-        shares = one.shares(self.clusters[1].num_replicas)
+        shares = one.shares(self.clusters[1].num_replicas, most_rows=most_rows)
         return one, shares, keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *shares)
 
     def _passes(self) -> parity.Passes:
         """The same examples through the layers, in one go and shared."""
+        try:
+            return self._passes_of(_ROWS)
+        except (tf.errors.InvalidArgumentError, ValueError):  # a model, or its loss, may ask for more examples
+            return self._passes_of(None)
+
+    def _passes_of(self, most_rows: int | None) -> parity.Passes:
         start = self.reference.start
-        one, shares, batch = self._open_one()
+        one, shares, batch = self._open_one(most_rows)
         whole, again = one.forward(start, [batch]), one.forward(start, [batch])
         alone = parity.together([one.forward(start, [share]) for share in shares])
         many = self._open(Case(len(shares), xla=False, quiet=True))

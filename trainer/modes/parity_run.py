@@ -17,8 +17,6 @@ from trainer.replicated import GRADIENT_NORM, MODEL, Replicated
 
 # Of the last batch of the evaluation; the rest is padding, so that a replica has a share of nothing else.
 _REAL_EXAMPLES = 1
-# Examples of each share that go through the layers one by one.
-_ROWS = 4
 
 Share = tuple[Any, tf.Tensor]  # (x, y)
 
@@ -104,12 +102,12 @@ class ParityRun:
         distributed = self.run.devices.strategy.distribute_datasets_from_function(batches)
         return self._trained.evaluate(iter(distributed), [(0, self.steps)]) or {}
 
-    def shares(self, num_shares: int) -> list[Share]:
-        """The first examples of each replica's share of the first batch; of a run on one replica."""
+    def shares(self, num_shares: int, *, most_rows: int | None) -> list[Share]:
+        """The first examples of each replica's share of the first batch, or all of them; of a run on one replica."""
         batches = self.run.inputs.train_batches(self.run.plan, tf.distribute.InputContext(), 0)
         batch = next(iter(batches))
         size = self.run.plan.global_batch_size // num_shares
-        rows = min(size, _ROWS)
+        rows = min(size, most_rows or size)
         return [
             tf.nest.map_structure(lambda t, at=at: t[at : at + rows], batch) for at in range(0, size * num_shares, size)
         ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.doctor.looks import case
-from trainer.doctor import accelerator, credentials, environment, machine, packages, places, report
+from trainer.doctor import accelerator, credentials, environment, locations, machine, packages, report
 from trainer.doctor.findings import Case, Finding
 from trainer.errors import EXIT_CONFIG, EXIT_OK, EXIT_RETRY
 
@@ -190,7 +190,7 @@ def test_directories_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "file"
     file.touch()
     options = {"model_dir": str(file / "run"), "init_from": str(tmp_path / "gone"), "cache_dir": str(tmp_path / "new")}
-    found = look(places.local, case(**options, cache="disk"))
+    found = look(locations.local, case(**options, cache="disk"))
     assert {name: finding.status for name, finding in found.items()} == {
         "model_dir": "fail",
         "init_from": "fail",
@@ -198,7 +198,7 @@ def test_directories_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     }
     assert "Not a directory" in found["model_dir"].what and "there is no directory" in found["init_from"].what
     assert not (tmp_path / "new").exists(), "a look leaves nothing behind"
-    remote = look(places.local, case(model_dir=str(tmp_path), tpu="my-tpu"))["model_dir"]
+    remote = look(locations.local, case(model_dir=str(tmp_path), tpu="my-tpu"))["model_dir"]
     assert remote.status == "fail" and remote.remedy == "Give --model_dir=gs://..."
 
 

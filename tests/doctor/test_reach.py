@@ -12,7 +12,7 @@ from tests import gcs
 from tests.doctor.looks import Look, case, look
 from tests.doctor.test_machine import tf_config
 from tests.tpu_api_server import PROJECT, ZONE, Node, TpuApi
-from trainer.doctor import accelerator, places
+from trainer.doctor import accelerator, locations
 from trainer.doctor.findings import Finding
 
 HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # all that a gRPC server says before it is asked anything
@@ -44,9 +44,9 @@ def reached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list
         ("failing", f"{BUCKET}/failing", True),
         ("no bucket", "gs://of-nobody/run", True),
     ):
-        looks[name] = Look("places.buckets", {"model_dir" if writes else "init_from": path})
+        looks[name] = Look("locations.buckets", {"model_dir" if writes else "init_from": path})
     buckets = {"model_dir": f"{BUCKET}/run", "init_from": "gs://of-nobody/run"}
-    regions = {"regions": Look("places.regions", ON_TPU | buckets)}
+    regions = {"regions": Look("locations.regions", ON_TPU | buckets)}
     with gcs.serve(directory) as storage, TpuApi(NODES) as api:
         storage.write("data/shard", b"record")
         storage.write("unreadable/shard", b"record")
@@ -114,7 +114,7 @@ def test_regions(reached: dict[str, list[Finding]]) -> None:
 
 
 def test_regions_that_hold_others() -> None:
-    judged = functools.partial(places.judged_region, "gs://b")
+    judged = functools.partial(locations.judged_region, "gs://b")
     assert [judged(where, "europe-west4-a").status for where in ("eu", "europe-west4")] == ["pass", "pass"]
     far = [judged(where, "europe-west4-a") for where in ("us", "europe-west1", "nam4")]
     assert [finding.status for finding in far] == ["warn"] * 3 and "to a bucket in europe-west4" in far[0].remedy

@@ -4,7 +4,7 @@
     findings.py                   Case -> Check -> Finding: what is looked at, a look, what it has found
     runner.py                     each check in a process of its own, killed at its time limit
     report.py                     the page, and the exit code
-    packages, computes, machine, environment, credentials, accelerator, places, dataset    the checks
+    packages, computes, machine, environment, credentials, accelerator, locations, dataset    the checks
 
 The process of the doctor itself never imports TensorFlow: where that aborts or never comes back, it lives to say so.
 """

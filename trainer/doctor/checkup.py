@@ -10,9 +10,9 @@ from trainer.doctor import (
     credentials,
     dataset,
     environment,
+    locations,
     machine,
     packages,
-    places,
     report,
     runner,
 )
@@ -65,9 +65,9 @@ def second_round() -> list[Check]:
         Check("hardware", "workers", accelerator.workers, NETWORK_SECS),
         Check("hardware", "TPU version", accelerator.versions, NETWORK_SECS, accelerator.versions_unfinished),
         Check("hardware", "batch", accelerator.batch, QUICK_SECS),
-        Check("storage", "local", places.local, QUICK_SECS),
-        Check("storage", "buckets", places.buckets, USE_SECS, places.buckets_unfinished),
-        Check("storage", "region", places.regions, USE_SECS, places.regions_unfinished),
+        Check("storage", "local", locations.local, QUICK_SECS),
+        Check("storage", "buckets", locations.buckets, USE_SECS, locations.buckets_unfinished),
+        Check("storage", "region", locations.regions, USE_SECS, locations.regions_unfinished),
         Check("data", "dataset", dataset.dataset, USE_SECS, dataset.dataset_unfinished),
         Check("data", "checkpoint room", dataset.room, USE_SECS, dataset.room_unfinished),
     ]

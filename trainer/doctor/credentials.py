@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 
 from trainer import hardware
-from trainer.doctor import places
+from trainer.doctor import locations
 from trainer.doctor.findings import Case, Finding, failed, passed, skipped
 from trainer.errors import ConfigError
 
@@ -31,21 +31,21 @@ def credentials(case: Case) -> Iterator[Finding]:
     file = pathlib.Path(path or os.path.join(home, _WELL_KNOWN))
     if not file.exists():
         if path:
-            yield failed("credentials", f"GOOGLE_APPLICATION_CREDENTIALS names no file: {path}", places.LOGIN)
+            yield failed("credentials", f"GOOGLE_APPLICATION_CREDENTIALS names no file: {path}", locations.LOGIN)
         else:
             yield skipped("credentials", f"no {file}: those of the machine's service account, if it has one")
         return
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        yield failed("credentials", f"{file} cannot be read: {error}", places.LOGIN)
+        yield failed("credentials", f"{file} cannot be read: {error}", locations.LOGIN)
         return
     members = content if isinstance(content, dict) else {}
     kind = next((kind for member, kind in _KINDS.items() if member in members), None)
     if kind is None:
         kind = members.get("type", "unknown")
         yield failed(
-            "credentials", f"{file} is of type {kind}, which TensorFlow's gs:// client does not take", places.LOGIN
+            "credentials", f"{file} is of type {kind}, which TensorFlow's gs:// client does not take", locations.LOGIN
         )
         return
     yield passed("credentials", f"{file}, {kind}")
@@ -75,7 +75,7 @@ def needs_google(case: Case) -> bool:
         by_name = target.tpu not in (None, hardware.LOCAL) and not target.addresses
     except ConfigError:  # another check says so
         by_name = False
-    return by_name or any(place.is_remote for place in places.of(case))
+    return by_name or any(place.is_remote for place in locations.of(case))
 
 
 def _ask(host: str, what: str) -> str:

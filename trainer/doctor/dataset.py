@@ -10,7 +10,7 @@ from data import catalog
 from data.errors import DataError
 from trainer import diagnose
 from trainer.config import Config
-from trainer.doctor import accelerator, machine, places
+from trainer.doctor import accelerator, locations, machine
 from trainer.doctor.findings import NO_ANSWER, Case, Finding, failed, passed, refused, skipped, warned
 from trainer.errors import ConfigError, RetryError
 
@@ -22,7 +22,7 @@ def dataset(case: Case) -> Iterator[Finding]:
     if why := _not_looked_at(case):
         yield skipped("dataset", why)
         return
-    places.before_tensorflow(case)
+    locations.before_tensorflow(case)
     from trainer import storage
 
     with storage.explained(case.config.dataset):
@@ -134,7 +134,7 @@ def room(case: Case) -> Iterator[Finding]:
     if not config.model_dir or _not_looked_at(case):
         yield skipped("checkpoint room", "it takes --dataset, --model_dir and TensorFlow to know")
         return
-    places.before_tensorflow(case)
+    locations.before_tensorflow(case)
     from trainer import storage
 
     try:

@@ -33,7 +33,8 @@ def compare_replicas(
         folder: of the run; nothing else is written there.
 
     Raises:
-        ConfigError: the batch does not divide; something differs that should not, or is refused on several replicas or by XLA; names the first.
+        ConfigError: the batch does not divide; something differs that should not, or is refused on several replicas or
+            by XLA; names the first.
     """
     # Said at once: it is no finding, and a run on one replica would come before it.
     plan.resolve(config, num_replicas=clusters[1].num_replicas, num_train_examples=0, num_eval_examples=0)

@@ -89,6 +89,7 @@ def test_a_probe_does_not_outlive_a_doctor_that_was_killed() -> None:
 
     def hang_with(examined: Case) -> Iterator[Finding]:
         os.write(tell, b"here")
+        signal.alarm(math.ceil(GUARD_SECS))  # of this test, should it fail
         ctypes.PyDLL(None).pause()
         yield passed("never", "")
 

@@ -33,7 +33,7 @@ def compare_replicas(
         folder: of the run; nothing else is written there.
 
     Raises:
-        ConfigError: the batch does not divide; something differs that should not, or is refused on several replicas or
+        ConfigError: the batch does not divide, something differs that should not, or is refused on several replicas or
             by XLA; names the first.
     """
     # Said at once: it is no finding, and a run on one replica would come before it.

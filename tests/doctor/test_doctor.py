@@ -105,7 +105,8 @@ def test_tensorflow_aborts(trainer: Trainer, tmp_path: pathlib.Path) -> None:
     (package / "__init__.py").write_text("import os\nos.write(2, b'2026: F tpu.cc] no such symbol\\n')\nos.abort()\n")
     environ = {"PYTHONPATH": f"{tmp_path}:{pathlib.Path(__file__).parents[2]}"}
     done = trainer.run("--mode=doctor", f"--model_dir={tmp_path}/run", code=78, environ=environ)
-    [line] = [line for line in done.stdout.splitlines() if "  fail  " in line]
-    assert "it cannot be used: its process ended by SIGABRT: 2026: F tpu.cc] no such symbol" in line
+    assert done.stdout.count("  fail  ") == 1
+    words = " ".join(done.stdout.split())
+    assert "it cannot be used: its process ended by SIGABRT: 2026: F tpu.cc] no such symbol" in words
     assert done.stdout.count("which cannot be used here") >= 1 and "1 fail" in done.stdout.splitlines()[-1]
     assert not done.stderr

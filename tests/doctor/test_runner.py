@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.doctor.looks import case
-from trainer.doctor import accelerator, checkup, places, runner
+from trainer.doctor import accelerator, checkup, locations, runner
 from trainer.doctor.findings import Case, Check, Finding, failed, passed
 from trainer.errors import ConfigError, RetryError
 
@@ -78,7 +78,7 @@ def test_limits_add_up_to_less_than_a_minute() -> None:
     longest = math.fsum(max(check.limit_secs for check in checks) for checks in rounds)
     assert longest + BETWEEN_SECS < LONGEST_SECS
     assert all(
-        check.limit_secs > places.ANSWER_SECS for check in rounds[1] if check.group == "storage" and check.unfinished
+        check.limit_secs > locations.ANSWER_SECS for check in rounds[1] if check.group == "storage" and check.unfinished
     )
     [of_workers] = [check.limit_secs for check in rounds[1] if check.name == "workers"]
     assert of_workers > accelerator.PROBE_SECS, "a check says itself who is silent"

@@ -194,8 +194,9 @@ def test_compiler_ends_with_the_process_that_started_it(tmp_path, signal_number)
     program = tmp_path / "sort.pb"  # takes XLA:TPU long to compile
     program.write_bytes(lower(lambda x: tf.sort(x), tf.TensorSpec((2**20,))))
     code = f"""
-import pathlib
+import pathlib, signal
 from trainer.preflight import compilation, slices
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 compiler = compilation.find(None, {GUARD_SECS}, pathlib.Path("{tmp_path}/cache"))
 compiler.compile(pathlib.Path("{program}").read_bytes(), slices.parse("v5e-1"))
 """

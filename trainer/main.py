@@ -45,6 +45,7 @@ def _main() -> int:
     try:
         return main(sys.argv, stops)
     except BaseException as error:  # sys.exit() of a model's code must not pass for the end of a run
+        stops.settle()
         return diagnose.report(error, redact)
 
 

@@ -191,7 +191,7 @@ def test_a_stop_in_the_middle_leaves_nothing_behind(trainer: Trainer, tmp_path) 
         assert line, "it ended before it compiled"
     run.terminate()
     _, said = run.communicate(timeout=GUARD_SECS)
-    assert run.returncode == 75
+    assert run.returncode == 75, said
     assert "stopped by SIGTERM during preflight" in said
     left = [path.name for path in temporary.iterdir()]
     assert [name for name in left if not name.startswith("__autograph")] == []  # TensorFlow's own, a few kB

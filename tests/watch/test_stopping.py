@@ -60,6 +60,28 @@ time.sleep(1e6)
     assert child.end()[0] == 75
 
 
+def test_what_fails_over_a_clean_up_does_not_have_the_last_word(python):
+    child = python(
+        PRELUDE
+        + """
+stopping._CLEAN_UP_SECS = 1.0
+removed = threading.Event()
+stops.on_exit(lambda reason: (removed.set(), time.sleep(1e6)))
+print('ready')
+removed.wait()
+stops.settle()
+os._exit(78)
+"""
+    )
+    child.wait_for("ready")
+    child.send(signal.SIGTERM)
+    assert child.end()[0] == 75
+
+
+def test_without_a_stop_nothing_has_to_settle(python):
+    assert python(PRELUDE + "stops.settle(); print('went on')").end()[:2] == (0, "went on\n")
+
+
 @pytest.mark.parametrize("callback", ["print", "lambda reason: time.sleep(1e6)", "lambda reason: 1 / 0"])
 def test_while_training_a_signal_is_noted_and_the_loop_ends_itself(python, callback):
     child = python(

@@ -49,6 +49,7 @@ class Stops:
         self._on_request: Callable[[str], None] | None = None
         self._deadline: float | None = None
         self._requested = threading.Event()
+        self._leaving = threading.Event()
         self._interrupted = False
         self._profile = threading.Event()
         self._clean_ups: list[Callable[[str], None]] = []
@@ -105,6 +106,11 @@ class Stops:
         """
         self._clean_ups.insert(0, clean_up)
 
+    def settle(self) -> None:
+        """Does not return once the process is being ended from here: what fails meanwhile may fail over a clean-up."""
+        if self._leaving.is_set():
+            threading.Event().wait()
+
     @property
     def _margin_secs(self) -> float:
         return min(_MAX_MARGIN_SECS, _MARGIN * self._grace_secs)
@@ -134,6 +140,7 @@ class Stops:
 
     def _leave(self, message: str, limit_secs: float) -> None:
         """Says why, cleans up as far as the time allows, and ends the process, whatever the other threads do."""
+        self._leaving.set()
         try:
             reason = self.reason or message
             ends_at = time.monotonic() + limit_secs

@@ -94,6 +94,7 @@ def test_all_config_mistakes_in_one_error(tmp_path: pathlib.Path) -> None:
         ("run.toml", "tpu = ''", "tpu is empty"),
         ("run.toml", "tpu = 'local'\nreplicas = 2", "a TPU slice has the replicas it has"),
         ("run.toml", "mode = 'eval'\ncache = 'memory'", "cache supplies training only; leave it out of eval"),
+        ("run.toml", "mode = 'eval'\nlint = 'on'", "lint looks at what is to be trained; leave it out of eval"),
         ("run.toml", "mode = 'export'\ndata_service = 'grpc://a:1'", "data_service supplies training only"),
         ("run.toml", "train_steps = 1\ntrain_epochs = 1", "both say when to stop"),
     ],

@@ -165,6 +165,8 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems += [
             f"{name} supplies training only; leave it out of {config.mode}" for name, on in supplies.items() if on
         ]
+        if config.lint == "on":
+            problems.append(f"lint looks at what is to be trained; leave it out of {config.mode}")
     problems += [
         f"{name} is for mode={mode}; leave it out of {config.mode}"
         for name, mode in _ONE_MODE.items()

@@ -141,25 +141,19 @@ def _about_layers(model: keras.Model) -> Iterator[Remark]:
     for layer in internals.layers(model):
         if not getattr(layer, "supports_jit", True):
             yield Remark(layer.name, "Keras says that XLA cannot compile this layer (supports_jit=False)")
-        groups = getattr(layer, "groups", 1)
-        if (
-            isinstance(groups, int)
-            and groups > 1
-            and isinstance(layer, keras.layers.Layer)
-            and hasattr(layer, "kernel")
-        ):
+        if hasattr(layer, "kernel") and getattr(layer, "groups", 1) not in (None, 1):
             yield Remark(layer.name, "a convolution in groups: each fills the matrix unit with its own channels only")
 
 
 def _about_operations(traced: _Traced) -> Iterator[Remark]:
     for index, operation in enumerate(traced.operations):
         if what := _about_operation(operation):
-            yield Remark(traced.layer_of(index), what, _place(operation))
+            yield Remark(traced.layer_of(index), what, places.of_operation(operation))
     for function in traced.graph.as_graph_def().library.function:
         caller = traced.callers.get(function.signature.name, 0)
         for node in function.node_def:
             if operations.is_never_compiled(node.op):
-                yield Remark(traced.layer_of(caller), _never(node.op), _place(traced.operations[caller]))
+                yield Remark(traced.layer_of(caller), _never(node.op), places.of_operation(traced.operations[caller]))
     for layer, output in traced.outputs:
         if layer is traced.model:
             yield from _about_predictions(traced, output)
@@ -187,12 +181,7 @@ def _about_operation(operation: tf.Operation) -> str:
 
 def _is_large_of_the_users(tensor: tf.Tensor) -> bool:
     """Of int64 tensors those that cost something and that the user can change: Keras makes its labels int64."""
-    return (tensor.shape.num_elements() or _LARGE) >= _LARGE and bool(_place(tensor.op))
-
-
-def _place(operation: tf.Operation) -> str:
-    place = places.innermost([(frame.filename, frame.lineno) for frame in operation.traceback])
-    return place.quoted() if place else ""
+    return (tensor.shape.num_elements() or _LARGE) >= _LARGE and bool(places.of_operation(tensor.op))
 
 
 def _never(operation: str) -> str:

@@ -10,6 +10,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import data
 
@@ -80,6 +81,12 @@ def innermost(lines: Iterable[Line]) -> Place | None:
         if not is_ours(path):
             return Place(path, line, is_last=(path, line) == known[-1])
     return None
+
+
+def of_operation(operation: Any) -> str:
+    """The user's line that made an operation of TensorFlow's graph, quoted; "" where there is none."""
+    place = innermost((frame.filename, frame.lineno) for frame in operation.traceback)
+    return place.quoted() if place else ""
 
 
 def named_in(text: str) -> list[Line]:

@@ -148,14 +148,17 @@ def untraceable(error: BaseException) -> Obstacle:
 
 def _foreign(tensor: tf.Tensor) -> Obstacle:
     """A resource that is no variable: a table, a dataset."""
-    user = next(iter(tensor.consumers()), tensor.op)
+    user = _user(tensor)
     reason = "it uses a resource of the host that is no variable"
     return Obstacle(user.type, user.name, _place_of_use(tensor), reason, operations.instead_of(user.type))
 
 
+def _user(tensor: tf.Tensor) -> tf.Operation:
+    return next(iter(tensor.consumers()), tensor.op)
+
+
 def _place_of_use(tensor: tf.Tensor) -> str:
-    user = next(iter(tensor.consumers()), tensor.op)
-    return _quoted(places.innermost(_frames(user)))
+    return places.of_operation(_user(tensor))
 
 
 def _refused(text: str, graph: tf.Graph) -> Obstacle:
@@ -186,18 +189,14 @@ def _place(graph: tf.Graph, name: str) -> str:
     operations_of_graph = graph.get_operations()
     while name:
         made = [o for o in operations_of_graph if o.name == name or o.name.startswith(f"{name}/")]
-        if made and (place := places.innermost(_frames(made[0]))):
-            return place.quoted()
+        if made and (place := places.of_operation(made[0])):
+            return place
         name = name.rpartition("/")[0]
     return ""
 
 
 def _quoted(place: places.Place | None) -> str:
     return place.quoted() if place else ""
-
-
-def _frames(operation: tf.Operation) -> list[tuple[str, int]]:
-    return [(frame.filename, frame.lineno) for frame in operation.traceback]
 
 
 def _line(text: str) -> str:

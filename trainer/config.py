@@ -114,6 +114,27 @@ def parse(name: str, text: str) -> Any:
         raise ValueError(f"{name} takes {type_name(name)}. Received: {text!r}") from error
 
 
+def to_flag(value: Any) -> str:
+    """The text that `parse` reads back to `value`."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_toml_key(key)}={_toml(entry)}" for key, entry in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + to_flag(value) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)  # numbers, texts and booleans are written the same in both
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
 def _typed(name: str, value: Any) -> Any:
     base = _base_type(name)
     if value is None and (type(None) in typing.get_args(_TYPES[name])):

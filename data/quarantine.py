@@ -31,6 +31,8 @@ _FORMAT = 1
 _READ_BUFFER_BYTES = 4 << 20
 _READ_BATCH = 256
 _SHOWN = 3
+# In an identity that is none, for want of checksums.
+NO_MANIFEST = "without a manifest"
 _SHOWN_DIGITS = 16
 
 
@@ -66,7 +68,7 @@ class Prepared(NamedTuple):
         """What decides which record a run reads at a place, beside its order: the same text, the same records."""
         left_out = hashlib.sha256("\n".join(map(str, self.skipped)).encode()).hexdigest()
         skipped = f"{len(self.skipped)} left out ({left_out[:_SHOWN_DIGITS]})" if self.skipped else "none left out"
-        return f"records {self.checksum[:_SHOWN_DIGITS] or 'without a manifest'}, {skipped}"
+        return f"records {self.checksum[:_SHOWN_DIGITS] or NO_MANIFEST}, {skipped}"
 
 
 def write(directory: str, reports: list[scan.ShardReport]) -> tuple[str, set[Finding]]:

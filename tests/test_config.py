@@ -13,7 +13,7 @@ NEEDED = ["--dataset=digits", "--model_dir=run"]
 
 
 def _resolve(*arguments: str) -> config.Config:
-    return flags.resolve(flags.parse(["trainer", *arguments]))
+    return flags.merge(flags.layers(flags.parse(["trainer", *arguments]), {}))
 
 
 def test_precedence_is_default_file_flag(tmp_path: pathlib.Path) -> None:

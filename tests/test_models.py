@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.spec import Array, Spec
-from trainer import config, models, tasks
+from trainer import models, rules, tasks
 from trainer.errors import ConfigError
 
 IMAGE = Spec(Array((32, 32, 3), "uint8"), Array((), "int32"), 7)
@@ -28,7 +28,7 @@ def _train_once(source: models.ModelSource, spec: Spec) -> keras.Model:
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", config.built_in_models())
+@pytest.mark.parametrize("name", rules.built_in_models())
 def test_built_in_model(name: str, precision: str) -> None:
     keras.config.set_dtype_policy(precision)
     try:

@@ -18,6 +18,8 @@ def _provenance(*argv: str) -> dict:
         devices="CPU",
         data="digits",
         step=0,
+        origins={"flags": {"seed": "1"}},
+        platform_ids={},
         secrets=["alert_url"],
         redact=lambda text: text.replace("?token=abc", ""),
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -34,7 +34,8 @@ OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["g
 class Assembly:
     """One run on its devices.
 
-    plan: steps and batches. replicated: the compiled model, its variables made on every replica.
+    origins: who said what of the options, as `flags.origins` has it. plan: steps and batches. replicated: the compiled
+    model, its variables made on every replica.
     """
 
     config: Config
@@ -43,6 +44,7 @@ class Assembly:
     inputs: inputs.AnyInputs
     folder: run_dir.RunDir
     devices: cluster.Cluster
+    origins: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.spec = self.inputs.spec
@@ -147,13 +149,14 @@ class Assembly:
 
     def export(self) -> str:
         """Exports a copy of the model made outside the strategy, so that it serves anywhere."""
-        directory = self.folder.file(run_dir.EXPORT)
+        directory = self.folder.export_dir
         if self.devices.is_chief:
             with self.clock.measure("export"):
                 export.save(self.copy(self.new_model()), self.spec, directory)
         return directory
 
     def summary(self, start_step: int) -> str:
+        """What the console says before the work begins."""
         trains = self.config.mode in (*inputs.TRAINING_MODES, *inputs.TRYING_MODES)
         return console.start_up(
             dataset=self.inputs.describe(),
@@ -163,6 +166,7 @@ class Assembly:
             plan=self.plan,
             start_step=start_step,
             model_dir=self.folder.path,
+            options=self.origins,
         )
 
 

@@ -1,37 +1,30 @@
 """What a run is: a checked, frozen `Config` of the options of `options.py`, from files, flags and JSON.
 
-It is made in one place, `merge`, from layers of plain values (file below flags), checked as a whole, and never changed
-afterwards. This module knows neither TensorFlow nor hardware; what depends on those is `plan.py`.
+It is made in one place, `merge`, from layers of plain values (environment, file, flags), checked as a whole by
+`rules.py`, and never changed afterwards. This module knows neither TensorFlow nor hardware; what depends on those is
+`plan.py`.
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import pathlib
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer import rules
 from trainer.errors import ConfigError
-from trainer.options import FIELDS, Config
-from trainer.redact import check_alert_url
+from trainer.options import FIELDS, TPU_OF_THIS_ENVIRONMENT, Config
+from trainer.rules import nearest, profile_range
 
-__all__ = ["FIELDS", "Config"]
+__all__ = ["FIELDS", "TPU_OF_THIS_ENVIRONMENT", "Config", "nearest", "profile_range"]
 
-TPU_OF_THIS_ENVIRONMENT = "auto"
-BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 _TYPES = typing.get_type_hints(Config)
-# Options of one mode only.
-_ONE_MODE = {
-    "slice": "preflight",
-    "preflight_probes": "preflight",
-    "preflight_timeout_secs": "preflight",
-    "preflight_python": "preflight",
-    "parity_steps": "parity",
-}
+_WHOLE = re.compile(r"-?[0-9]+\.0+")  # how Vertex AI writes a discrete parameter
 
 
 def merge(*layers: Mapping[str, Any]) -> Config:
@@ -60,26 +53,8 @@ def inspect(*layers: Mapping[str, Any]) -> tuple[Config, list[str]]:
             except ValueError as error:
                 problems.append(str(error))
     config = Config(**values)
-    problems += _problems_of_values(config) + _problems_of_combinations(config)
+    problems += rules.problems(config)
     return config, list(dict.fromkeys(problems))
-
-
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """`; did you mean 'x'?` with the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def profile_range(text: str) -> tuple[int, int]:
-    """(A, B) of `profile_steps`.
-
-    Raises:
-        ValueError: anything but two steps, the second one later.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts) and int(parts[0]) < int(parts[1]):
-        return int(parts[0]), int(parts[1])
-    raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
 
 
 def type_name(name: str) -> str:
@@ -105,6 +80,8 @@ def parse(name: str, text: str) -> Any:
     if text.lower() == "none" and type(None) in typing.get_args(_TYPES[name]):
         return None
     try:
+        if base is int and _WHOLE.fullmatch(text):
+            text = text.partition(".")[0]
         if base is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if base is Mapping:
@@ -148,130 +125,23 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
-def _problems_of_values(config: Config) -> list[str]:
-    problems = []
-    for name, field in FIELDS.items():
-        value, limits = getattr(config, name), field.metadata
-        if value is None:
-            continue
-        if limits["choices"] and value not in limits["choices"]:
-            choices = ", ".join(limits["choices"])
-            problems.append(f"{name} must be one of {choices}. Received: {value!r}{nearest(value, limits['choices'])}")
-        if limits["minimum"] is not None and value < limits["minimum"]:
-            problems.append(f"{name} must be at least {limits['minimum']}. Received: {value}")
-        if limits["above"] is not None and value <= limits["above"]:
-            problems.append(f"{name} must be above {limits['above']}. Received: {value}")
-        if limits["below"] is not None and value >= limits["below"]:
-            problems.append(f"{name} must be below {limits['below']}. Received: {value}")
-    return problems
+def read_local(path: str) -> str:
+    """The text of a file of this machine."""
+    return pathlib.Path(path).read_text(encoding="utf-8")
 
 
-def _problems_of_combinations(config: Config) -> list[str]:
-    problems = []
-    for required in ("model_dir", "dataset"):
-        if not getattr(config, required) and config.mode != "doctor":
-            problems.append(f"{required} is missing; give --{required}=...")
-    if config.train_steps is not None and config.train_epochs is not None:
-        problems.append(
-            "train_steps and train_epochs both say when to stop; give one. "
-            f"Received: {config.train_steps} and {config.train_epochs}"
-        )
-    clips = [n for n in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(config, n) is not None]
-    if len(clips) > 1:
-        problems.append(f"one kind of clipping at a time. Received: {', '.join(clips)}")
-    if config.optimizer != "sgd" and config.momentum != FIELDS["momentum"].default:
-        problems.append(f"momentum has no effect on {config.optimizer}; leave it out or use --optimizer=sgd")
-    if config.mode in ("eval", "export"):
-        supplies = {"cache": config.cache != "none", "data_service": config.data_service is not None}
-        problems += [
-            f"{name} supplies training only; leave it out of {config.mode}" for name, on in supplies.items() if on
-        ]
-        if config.lint == "on":
-            problems.append(f"lint looks at what is to be trained; leave it out of {config.mode}")
-    problems += [
-        f"{name} is for mode={mode}; leave it out of {config.mode}"
-        for name, mode in _ONE_MODE.items()
-        if config.mode != mode and getattr(config, name) != FIELDS[name].default
-    ]
-    if config.mode == "parity" and config.replicas == 1:
-        problems.append("parity compares one replica with several; give replicas=2 or more. Received: 1")
-    problems += _problems_of_checkpoints(config)
-    if config.corrupt_records == "stop" and config.max_corrupt_records:
-        problems.append("max_corrupt_records has no effect without corrupt_records=skip")
-    if config.corrupt_records == "skip" and not config.max_corrupt_records:
-        problems.append("corrupt_records=skip needs a budget; give --max_corrupt_records=N")
-    if config.tpu is None:
-        problems += [f"{n} has no effect without tpu" for n in ("tpu_zone", "tpu_project") if getattr(config, n)]
-    elif config.replicas is not None:
-        problems.append(f"a TPU slice has the replicas it has; leave out replicas. Received: {config.replicas}")
-    for value, check in ((config.profile_steps, profile_range), (config.alert_url, check_alert_url)):
-        try:
-            if value is not None:
-                check(value)
-        except ValueError as error:
-            problems.append(str(error))
-    if config.tpu == "":
-        problems.append("tpu is empty; write --tpu alone for the TPU of this environment, or leave it out")
-    if config.tpu is not None and config.xla != "auto":
-        problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
-    return problems + _problems_of_reading(config) + _problem_of_model_name(config.model)
-
-
-def _problems_of_checkpoints(config: Config) -> list[str]:
-    problems = []
-    if config.checkpoint != "newest" and config.mode not in ("eval", "export"):
-        problems.append(f"checkpoint={config.checkpoint} is for eval and export; {config.mode} goes on from the newest")
-    if config.init_fresh and config.init_from is None:
-        problems.append("init_fresh has no effect without init_from")
-    if not config.keep_best_checkpoints and config.best_metric != FIELDS["best_metric"].default:
-        problems.append("best_metric has no effect with keep_best_checkpoints=0")
-    if config.on_nonfinite == "stop" and config.max_nonfinite != FIELDS["max_nonfinite"].default:
-        problems.append("max_nonfinite has no effect with on_nonfinite=stop")
-    return problems
-
-
-def _problems_of_reading(config: Config) -> list[str]:
-    problems = []
-    if config.cache == "disk" and not config.cache_dir:
-        problems.append("cache=disk needs to know where; give --cache_dir=... on a fast disk")
-    if config.cache != "disk" and config.cache_dir:
-        problems.append(f"cache_dir has no effect with cache={config.cache}; leave it out or use --cache=disk")
-    if config.cache != "none" and config.data_service is not None:
-        problems.append(
-            f"cache={config.cache} has no effect with data_service, whose machines read the shards themselves; "
-            "give one of the two"
-        )
-    if config.mode == "profile_input" and config.data_service is not None:
-        problems.append("profile_input measures the pipeline of this machine; leave out data_service")
-    return problems
-
-
-def _problem_of_model_name(model: str) -> list[str]:
-    """A name that can be judged without importing Keras or the user's code; the rest is judged by trainer.models."""
-    if "." in model or model.startswith("applications/"):
-        return []
-    known = built_in_models()
-    if model in known:
-        return []
-    return [
-        f"unknown model {model!r}{nearest(model, known)}. There are: {', '.join(known)}, "
-        "applications/<Name> for a class of keras.applications, package.module for your own"
-    ]
-
-
-def built_in_models() -> list[str]:
-    """Names of the model files, found without importing them."""
-    return sorted(p.stem for p in BUILT_IN_MODELS.glob("*.py") if not p.stem.startswith(("_", "applications")))
-
-
-def load(path: str) -> dict[str, Any]:
+def load(path: str, read: Callable[[str], str] = read_local) -> dict[str, Any]:
     """Values of a TOML or JSON file.
+
+    Args:
+        path: of the file.
+        read: its text; whoever calls it knows whether gs:// can be read.
 
     Raises:
         ConfigError: the file cannot be read or parsed, or is of another kind.
     """
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
+        text = read(path)
         if path.endswith(".toml"):
             values = tomllib.loads(text)
         elif path.endswith(".json"):
@@ -279,7 +149,7 @@ def load(path: str) -> dict[str, Any]:
         else:
             raise ConfigError(f"a config file ends in .toml or .json. Received: {path!r}")
     except OSError as error:
-        raise ConfigError(f"the config file cannot be read: {error.strerror}. Received: {path!r}") from error
+        raise ConfigError(f"the config file cannot be read: {error.strerror or error}. Received: {path!r}") from error
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
@@ -294,6 +164,13 @@ def to_json(config: Config) -> str:
     values = dataclasses.asdict(config)
     values |= {name: None for name, field in FIELDS.items() if field.metadata["secret"]}
     return json.dumps(values, indent=2) + "\n"
+
+
+def of_run(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a run's `config.json` that says what was trained: for whoever uses what came of it."""
+    kept = {name for name, field in FIELDS.items() if field.metadata["changes_numbers"]}
+    kept |= {"data_dir", "max_corrupt_records"}  # where the data is, and the budget without which skipping is refused
+    return {name: value for name, value in stored.items() if name in kept}
 
 
 def differences(old: Mapping[str, Any], new: Config) -> list[str]:

@@ -1,14 +1,25 @@
 """What a run says at its start and at its end. Pure: text from values."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from trainer.plan import Plan
 
+_OPTIONS_WIDTH = 100
+
 
 def start_up(
-    *, dataset: str, reading: str, model: str, devices: str, plan: Plan, start_step: int, model_dir: str
+    *,
+    dataset: str,
+    reading: str,
+    model: str,
+    devices: str,
+    plan: Plan,
+    start_step: int,
+    model_dir: str,
+    options: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """The summary before training: what, on what, how much."""
+    """The summary before training: what, on what, how much, and who said so (`options`: source -> option -> value)."""
     steps = f"{start_step:,} -> {plan.train_steps:,}" if start_step else f"{plan.train_steps:,}"
     rows = [
         ("dataset", dataset),
@@ -23,6 +34,9 @@ def start_up(
         ),
         ("model_dir", model_dir),
     ]
+    for source, values in options.items():
+        lines = textwrap.wrap(", ".join(f"{name}={value}" for name, value in values.items()), _OPTIONS_WIDTH)
+        rows += [(f"from {source}" if line is lines[0] else "", line) for line in lines]
     return table(rows)
 
 

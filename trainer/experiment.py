@@ -6,16 +6,18 @@ on it. Nothing is written to `model_dir` before all of it stands.
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from data import catalog
-from trainer import cluster, guard, hardware, inputs, logs, models, run_dir, storage, supply
+from trainer import cluster, diagnose, guard, hardware, inputs, logs, models, run_dir, series, storage, supply
 from trainer.assembly import Assembly
 from trainer.callbacks.clock import Clock
 from trainer.config import Config, differences
@@ -32,11 +34,14 @@ from trainer.watch.stopping import Stops
 _log = logging.getLogger(__name__)
 
 
-def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> None:
+def run(
+    config: Config, origins: Mapping[str, Mapping[str, str]], argv: Sequence[str], started: float, stops: Stops
+) -> None:
     """Runs `config` to its end.
 
     Args:
         config: what to run.
+        origins: who said what of it, as `flags.origins` has it.
         argv: the command line, for the provenance.
         started: `time.monotonic()` at the start of the process.
         stops: requests to stop.
@@ -56,21 +61,20 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
     if target.workers:
         workers = {"worker_index": target.workers.index, "num_workers": len(target.workers.addresses)}
         logs.configure(config.log_format, redact=redact, **workers)
-    folder = run_dir.RunDir(config.model_dir)
     profiles, trains = config.mode == inputs.PROFILING, config.mode in inputs.TRAINING_MODES
     if profiles:
         _refuse_several_machines(target)
     # Profiling leaves nothing of a training run behind, repaired shards neither.
     with contextlib.ExitStack() as stack:
-        stack.enter_context(storage.explained(folder.path))
+        stack.enter_context(storage.explained(config.model_dir))
         elsewhere = stack.enter_context(tempfile.TemporaryDirectory()) if profiles else None
-        read = inputs.open_inputs(config, cache_dir=elsewhere or folder.file(run_dir.REPAIRED))
+        config, of_series, read = _open(config, elsewhere)
+        folder = _folder(config)
+        stack.enter_context(diagnose.kept(folder.path, redact))
         _refuse_local_paths(target, config, read)
-        if trains:
-            folder.check_resumable(config, read.identity())
-            if _is_finished(config, folder):
-                _log.info("%s holds a finished run of these options: nothing left to do", folder.path)
-                return
+        if trains and (reason := _nothing_to_do(config, folder, of_series, read.identity())):
+            _log.info("%s", reason)
+            return
         if target.is_chief and (profiles or trains):
             folder.check_writable()
         if trains:
@@ -84,20 +88,55 @@ def run(config: Config, argv: Sequence[str], started: float, stops: Stops) -> No
         with clock.measure("connecting"):
             devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
         with read.explained():
-            assembly = Assembly(config, clock, source, read, folder, devices)
+            assembly = Assembly(config, clock, source, read, folder, devices, origins)
             if profiles:
                 measure_input(assembly)
             elif trains:
-                Train(assembly, watched, stops, argv).go()
+                Train(assembly, watched, stops, argv, of_series).go()
             else:
                 stops.when = f"during {config.mode}"
                 use_checkpoint(assembly)
 
 
+def _open(config: Config, elsewhere: str | None) -> tuple[Config, series.Series | None, inputs.AnyInputs]:
+    """The run that this start is of, where `config` names a series of them, and its inputs."""
+    now, data = datetime.datetime.now(datetime.UTC), None
+    while True:
+        chosen, of = config, None
+        if config.mode in inputs.TRAINING_MODES:
+            chosen, of = series.choose(config, os.environ, now, data)
+        read = inputs.open_inputs(chosen, cache_dir=elsewhere or _folder(chosen).file(run_dir.REPAIRED))
+        if of is None or data is not None or of.can_go_on_with(read.identity()):
+            return chosen, of, read
+        data = read.identity()
+
+
+def _folder(config: Config) -> run_dir.RunDir:
+    return run_dir.RunDir(config.model_dir, export_dir=config.export_dir, tensorboard_dir=config.tensorboard_dir)
+
+
+def _nothing_to_do(config: Config, folder: run_dir.RunDir, of: series.Series | None, data: str) -> str | None:
+    """Why this start has nothing to do, if it has not.
+
+    Raises:
+        ConfigError: a run was begun here with other options or data.
+    """
+    finished = _is_finished(config, folder)
+    if of is None or not finished:  # of a series, a run that has finished with older data is done with
+        folder.check_resumable(config, data)
+    if finished:
+        return f"{folder.path} holds a finished run of these options: nothing left to do"
+    if of is not None and of.has_nothing_new(data):
+        return f"nothing new in the data since the last run of {of.root}: nothing to do"
+    if of is not None and of.current is not None:
+        _log.info("%s has not finished: going on with it", folder.path)
+    return None
+
+
 def _rehearse(config: Config, clock: Clock, source: models.ModelSource, stops: Stops) -> None:
     """The modes that need nothing but this machine's CPU and leave nothing but their report."""
-    folder = run_dir.RunDir(config.model_dir)
-    with storage.explained(folder.path), tempfile.TemporaryDirectory() as elsewhere:
+    folder = _folder(config)
+    with diagnose.kept(folder.path, redact), storage.explained(folder.path), tempfile.TemporaryDirectory() as elsewhere:
         stops.on_exit(lambda reason: shutil.rmtree(elsewhere, ignore_errors=True))
         read = inputs.open_inputs(config, cache_dir=elsewhere)
         folder.check_writable()
@@ -121,7 +160,7 @@ def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:
         found = status.read(folder.path)
     if stored is None or found is None or found.state != "finished" or differences(json.loads(stored), config):
         return False
-    return config.mode not in inputs.EVALUATING_MODES or tf.io.gfile.exists(folder.file(run_dir.EXPORT))
+    return config.mode not in inputs.EVALUATING_MODES or tf.io.gfile.exists(folder.export_dir)
 
 
 def _refuse_several_machines(target: hardware.Target) -> None:

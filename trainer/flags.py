@@ -2,41 +2,75 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from absl import flags
 
 from trainer import config as config_lib
+from trainer import platforms
 from trainer.errors import ConfigError, UsageError
+from trainer.platforms import Layer
 
 _HELP_WIDTH = 110
+_MODEL_OPTIONS = "model_options"
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """What the command line asks for: values of options, a config file, or just a text to print."""
+    """What the command line asks for: values of options, a config file, or just a text to print.
+
+    model_options: of `--model_options.NAME=VALUE`, which are set over those that a file or `--model_options` gives.
+    """
 
     values: dict[str, Any]
+    model_options: dict[str, Any]
     config_file: str | None
     print_config: bool
     help: bool
 
 
-def parse(argv: Sequence[str]) -> CommandLine:
+def parse(
+    argv: Sequence[str],
+    environ: Mapping[str, str] = MappingProxyType({}),
+    read: Callable[[str], str] = config_lib.read_local,
+) -> CommandLine:
     """Reads `argv` (program name first).
+
+    Args:
+        argv: the words.
+        environ, read: as for `layers`; only to tell, of a command line that cannot be used, what else is wrong.
 
     Raises:
         UsageError: one error with every unknown flag, positional argument and value that does not parse.
     """
     flag_values = _define()
     problems: list[str] = []
-    arguments = [a for a in argv[1:] if not _is_unknown(a, flag_values, problems)]
+    given, model_options = _model_options(argv[1:], problems)
+    arguments = [a for a in given if not _is_unknown(a, flag_values, problems)]
     try:
         positional = flag_values([argv[0], *arguments])[1:]
     except flags.Error as error:
         raise UsageError("\n  ".join(["the command line cannot be read:", *problems, str(error)])) from error
     problems += [_about_positional(p) for p in positional]
+    command = CommandLine(
+        _values(flag_values, problems),
+        model_options,
+        config_file=flag_values["config"].value,
+        print_config=bool(flag_values["print_config"].value),
+        help=bool(flag_values["help"].value),
+    )
+    if problems:
+        # What else is wrong, so that a second try need not find it.
+        problems += config_lib.inspect(*(layer.values for layer in layers(command, environ, read)))[1]
+        raise UsageError("\n  ".join(["the command line cannot be used:", *problems]))
+    return command
+
+
+def _values(flag_values: flags.FlagValues, problems: list[str]) -> dict[str, Any]:
+    """Values of the options that are given."""
     values = {}
     for name, field in config_lib.FIELDS.items():
         text = flag_values[name].value
@@ -53,49 +87,94 @@ def parse(argv: Sequence[str]) -> CommandLine:
         if choices and values[name] not in choices:
             near = config_lib.nearest(str(text), choices)
             problems.append(f"--{name} must be one of {', '.join(choices)}. Received: {text!r}{near}")
-    command = CommandLine(
-        values,
-        config_file=flag_values["config"].value,
-        print_config=bool(flag_values["print_config"].value),
-        help=bool(flag_values["help"].value),
-    )
-    if problems:
-        # What else is wrong, so that a second try need not find it.
-        problems += config_lib.inspect(*_layers(command))[1]
-        raise UsageError("\n  ".join(["the command line cannot be used:", *problems]))
-    return command
+    return values
 
 
-def resolve(command: CommandLine) -> config_lib.Config:
-    """The run's config: defaults, below the file, below the flags.
+def _model_options(arguments: Sequence[str], problems: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The other arguments, and values of `--model_options.NAME=VALUE`: as TOML, or the text itself."""
+    others, values = [], {}
+    for argument in arguments:
+        dashes, dot, setting = argument.partition(f"{_MODEL_OPTIONS}.")
+        if not dot or dashes not in ("-", "--"):
+            others.append(argument)
+            continue
+        name, equals, text = setting.partition("=")
+        if not equals or not name.isidentifier():
+            problems.append(f"an option of the model is written --{_MODEL_OPTIONS}.NAME=VALUE. Received: {argument!r}")
+            continue
+        try:
+            values[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[name] = text
+    return others, values
+
+
+def layers(
+    command: CommandLine,
+    environ: Mapping[str, str],
+    read: Callable[[str], str] = config_lib.read_local,
+) -> list[Layer]:
+    """Who says what, by rising precedence: the run's own options, the environment, the config file, the command line.
 
     `eval` and `export` of an existing run start from that run's own options, so that they need not be told again.
 
+    Args:
+        command: the command line.
+        environ: environment variables.
+        read: the text of a config file.
+
     Raises:
-        ConfigError: one error with every problem of the merged config.
+        ConfigError: the config file cannot be read, or a variable cannot be understood.
     """
-    return config_lib.merge(*_layers(command))
+    file = config_lib.load(command.config_file, read) if command.config_file else {}
+    below = {**file, **command.values}
+    surroundings = platforms.layers(below, environ)
+    filled = {name: value for layer in surroundings for name, value in layer.values.items()}
+    own = _options_of_run({**filled, **below}, read)
+    flags_values = dict(command.values)
+    if command.model_options:
+        table = {**own.values, **below}.get(_MODEL_OPTIONS) or {}
+        flags_values[_MODEL_OPTIONS] = {**table, **command.model_options}
+    found = [own, *surroundings, Layer(command.config_file or "", file), Layer("flags", flags_values)]
+    if platforms.on_vertex(environ):
+        found = [Layer(layer.source, platforms.without_mount(layer.values)) for layer in found]
+    return [layer for layer in found if layer.values]
 
 
-def _layers(command: CommandLine) -> list[dict[str, Any]]:
-    """Values by rising precedence: the run's own, the file's, the command line's."""
-    file = config_lib.load(command.config_file) if command.config_file else {}
-    return [_options_of_run({**file, **command.values}), file, command.values]
+def merge(found: Sequence[Layer]) -> config_lib.Config:
+    """The run's config.
+
+    Raises:
+        ConfigError: one error with every problem of it.
+    """
+    return config_lib.merge(*(layer.values for layer in found))
 
 
-def _options_of_run(given: dict[str, Any]) -> dict[str, Any]:
+def origins(found: Sequence[Layer]) -> dict[str, dict[str, str]]:
+    """Who said something -> option -> value, as text; of options that are not as by default, and without secrets."""
+    config = merge(found)
+    said: dict[str, dict[str, str]] = {layer.source: {} for layer in found}
+    last = {name: layer.source for layer in found for name in layer.values}
+    for name, field in config_lib.FIELDS.items():
+        value = getattr(config, name)
+        if name in last and value != field.default:
+            said[last[name]][name] = "..." if field.metadata["secret"] else config_lib.to_flag(value)
+    return {source: values for source, values in said.items() if values}
+
+
+def _options_of_run(given: Mapping[str, Any], read: Callable[[str], str]) -> Layer:
     if given.get("mode") not in ("eval", "export") or not isinstance(given.get("model_dir"), str):
-        return {}
+        return Layer("", {})
+    path = f"{given['model_dir'].rstrip('/')}/config.json"
     try:
-        stored = config_lib.load(f"{given['model_dir']}/config.json")
+        stored = config_lib.load(path, read)
     except ConfigError:
-        return {}
-    keep = {n for n, f in config_lib.FIELDS.items() if f.metadata["changes_numbers"]}
-    keep |= {"data_dir", "max_corrupt_records"}  # where the data is, and the budget without which skipping is refused
+        return Layer("", {})
+    values = config_lib.of_run(stored)
     # train_steps against train_epochs is a choice: the one given now replaces the one of the run.
     if given.keys() & {"train_steps", "train_epochs"}:
-        keep -= {"train_steps", "train_epochs"}
-    return {name: value for name, value in stored.items() if name in keep}
+        values = {name: value for name, value in values.items() if name not in ("train_steps", "train_epochs")}
+    return Layer(path, values)
 
 
 def help_text() -> str:
@@ -104,7 +183,7 @@ def help_text() -> str:
         "python -m trainer.main --dataset=NAME --model=NAME --model_dir=DIR [--tpu] [options]",
         "Trains a Keras model on TFRecords; the same run on a TPU slice, on GPUs, on several workers and on CPUs.",
         "",
-        "  --config=FILE      options from a .toml or .json file; flags win over it",
+        "  --config=FILE      options from a .toml or .json file, on gs:// too; flags win over it",
         "  --print_config     print the merged config as JSON and stop",
         "  --help             print this and stop",
     ]

@@ -15,11 +15,12 @@ from trainer.watch import stopping
 def main(argv: list[str], stops: stopping.Stops) -> int:
     """Runs what `argv` (program name first) asks for and returns an exit code of `errors`."""
     started = time.monotonic()
-    command = flags.parse(argv)
+    command = flags.parse(argv, os.environ, _read)
     if command.help:
         print(flags.help_text())
         return errors.EXIT_OK
-    settings = flags.resolve(command)
+    layers = flags.layers(command, os.environ, _read)
+    settings = flags.merge(layers)
     if command.print_config:
         print(config.to_json(settings), end="")
         return errors.EXIT_OK
@@ -34,9 +35,18 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
     packages.quieten_libraries(for_machines=settings.log_format == "json")
     from trainer import experiment
 
-    with diagnose.kept(settings.model_dir, redact):
-        experiment.run(settings, argv, started, stops)
+    experiment.run(settings, flags.origins(layers), argv, started, stops)
     return errors.EXIT_OK
+
+
+def _read(path: str) -> str:
+    """The text of a config file; only one that is not on this machine takes TensorFlow."""
+    if "://" not in path:
+        return config.read_local(path)
+    packages.quieten_libraries(for_machines=logs.wanted_format(sys.argv) == "json")
+    from trainer import storage
+
+    return storage.read_text(path)
 
 
 def _main() -> int:

@@ -8,6 +8,11 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+TPU_OF_THIS_ENVIRONMENT = "auto"
+LAST_RUN = "last"  # of init_from
+_TRAINING = ("train", "train_and_eval")
+_TRYING = ("profile_input", "preflight", "parity", "doctor")
+
 
 def option(
     default: Any,
@@ -18,12 +23,14 @@ def option(
     minimum: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    modes: Sequence[str] = (),
     changes_numbers: bool = True,
     secret: bool = False,
 ) -> Any:
     """A field of `Config`; limits hold where the value is not None.
 
-    `changes_numbers` guards resuming; what is `secret` is never written to a file.
+    In other `modes`, where some are named, the option would have no effect. `changes_numbers` guards resuming; what is
+    `secret` is never written to a file.
     """
     metadata = {
         "help": help,
@@ -32,6 +39,7 @@ def option(
         "minimum": minimum,
         "above": above,
         "below": below,
+        "modes": tuple(modes),
         "changes_numbers": changes_numbers,
         "secret": secret,
     }
@@ -49,11 +57,28 @@ class Config:
         "compiles its steps for TPU slices, parity compares it on one and on several replicas, doctor looks at "
         "everything around it",
         group="run",
-        choices=("train_and_eval", "train", "eval", "export", "profile_input", "preflight", "parity", "doctor"),
+        choices=("train_and_eval", "train", "eval", "export", *_TRYING),
         changes_numbers=False,
     )
     model_dir: str = option(
-        "", "directory of this run: config, checkpoints, logs, export", group="run", changes_numbers=False
+        "",
+        "directory of this run: config, checkpoints, logs, export; with run_id, of the runs of a series",
+        group="run",
+        changes_numbers=False,
+    )
+    export_dir: str | None = option(
+        None,
+        "where the export goes; default: export in model_dir",
+        group="run",
+        modes=("train_and_eval", "export", *_TRYING),
+        changes_numbers=False,
+    )
+    tensorboard_dir: str | None = option(
+        None,
+        "where TensorBoard's files go; default: tensorboard in model_dir",
+        group="run",
+        modes=(*_TRAINING, *_TRYING),
+        changes_numbers=False,
     )
     seed: int = option(0, "seed of initial weights, data order and dropout", group="run", minimum=0, below=2**31)
     allow_config_change: bool = option(
@@ -138,6 +163,7 @@ class Config:
             "minimum": None,
             "above": None,
             "below": None,
+            "modes": (),
             "changes_numbers": True,
             "secret": False,
         },
@@ -200,8 +226,8 @@ class Config:
     )
     init_from: str | None = option(
         None,
-        "start from the weights of this model_dir's newest checkpoint, or of one checkpoint in it; a run that has a "
-        "checkpoint of its own goes on from that",
+        "start from the weights of this model_dir's newest checkpoint, or of one checkpoint in it; last: of the newest "
+        "finished run of the series; a run that has a checkpoint of its own goes on from that",
         group="checkpoints",
     )
     init_fresh: str = option(
@@ -209,6 +235,42 @@ class Config:
         "variables that init_from leaves as initialised, such as a head of another shape: patterns with commas "
         "between, 'dense_1/*'; all others have to be found with their shapes",
         group="checkpoints",
+    )
+
+    run_id: str | None = option(
+        None,
+        "makes model_dir a series of runs, and names this one in it: any text, with {date}, {hour}, {week} or {month} "
+        "of its start in UTC, {job} and {trial} of Vertex AI; where it names a time, a run of the series that has not "
+        "finished comes first",
+        group="series",
+        modes=(*_TRAINING, *_TRYING),
+        changes_numbers=False,
+    )
+    if_new_data: bool = option(
+        False,
+        "begin a run only if the training split is not what the last finished run of the series was trained on; else "
+        "there is nothing to do",
+        group="series",
+        modes=(*_TRAINING, *_TRYING),
+        changes_numbers=False,
+    )
+    promote_margin: float | None = option(
+        None,
+        "let serving.json of the series name the run's export, if it beats the one named there by more than this in "
+        "best_metric, both evaluated on eval_split as it is now; default: nothing is promoted",
+        group="series",
+        minimum=0,
+        modes=("train_and_eval", *_TRYING),
+        changes_numbers=False,
+    )
+    keep_runs: int | None = option(
+        None,
+        "newest finished runs of the series to keep, besides the two promoted last; older ones are removed once this "
+        "one has finished; default: all",
+        group="series",
+        minimum=1,
+        modes=(*_TRAINING, *_TRYING),
+        changes_numbers=False,
     )
 
     optimizer: str = option("adamw", "optimizer", group="optimizer", choices=("sgd", "adamw"))
@@ -300,6 +362,7 @@ class Config:
         "of preflight: TPU slices to compile for, with commas between: v5e-8, v3-32, or a topology such as v5e:2x4; "
         "default: the common ones over whose cores the batch divides",
         group="knowing before",
+        modes=("preflight",),
         changes_numbers=False,
     )
     preflight_probes: int | None = option(
@@ -307,6 +370,7 @@ class Config:
         "of preflight: compilations a slice that may be spent on finding the largest batch that fits; default: 5 where "
         "slice names it, else 0",
         group="knowing before",
+        modes=("preflight",),
         minimum=0,
         changes_numbers=False,
     )
@@ -314,6 +378,7 @@ class Config:
         900.0,
         "of preflight: seconds after which a compilation is given up",
         group="knowing before",
+        modes=("preflight",),
         above=0,
         changes_numbers=False,
     )
@@ -321,10 +386,16 @@ class Config:
         None,
         "of preflight: the Python with the extra `preflight`, such as /opt/preflight/bin/python; default: this one",
         group="knowing before",
+        modes=("preflight",),
         changes_numbers=False,
     )
     parity_steps: int = option(
-        8, "of parity: training steps to compare", group="knowing before", minimum=1, changes_numbers=False
+        8,
+        "of parity: training steps to compare",
+        group="knowing before",
+        modes=("parity",),
+        minimum=1,
+        changes_numbers=False,
     )
 
     log_format: str = option(

@@ -21,6 +21,7 @@ METRICS = "metrics.jsonl"
 RECEIPT = "receipt.json"
 CHECKPOINTS = "checkpoints"
 EXPORT = "export"
+PROMOTION = "promotion.json"
 REPAIRED = "repaired"
 TENSORBOARD = "tensorboard"
 POSTMORTEM = "postmortem"  # -STEP.json
@@ -32,10 +33,17 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "tensorf
 
 
 class RunDir:
-    """Files of one run. Only `start` and what follows it write anything."""
+    """Files of one run. Only `start` and what follows it write anything.
 
-    def __init__(self, path: str):
+    Args:
+        path: of the run, local or gs://.
+        export_dir, tensorboard_dir: where these go instead.
+    """
+
+    def __init__(self, path: str, *, export_dir: str | None = None, tensorboard_dir: str | None = None):
         self.path = path.rstrip("/")
+        self.export_dir = export_dir.rstrip("/") if export_dir else self.file(EXPORT)
+        self.tensorboard_dir = tensorboard_dir.rstrip("/") if tensorboard_dir else self.file(TENSORBOARD)
 
     def file(self, name: str) -> str:
         """Path of a file or directory of the run."""
@@ -54,7 +62,7 @@ class RunDir:
         if config.allow_config_change or not tf.io.gfile.exists(self.file(CONFIG)):
             return
         changed = config_lib.differences(json.loads(self._read(CONFIG)), config)
-        trained_on = self._starts()[-1]["data"] if self._starts() else data
+        trained_on = self.starts()[-1]["data"] if self.starts() else data
         if trained_on != data:
             changed.append(f"data: {trained_on} -> {data}")
         if changed:
@@ -98,7 +106,7 @@ class RunDir:
         """Writes the config and adds this start to the provenance."""
         tf.io.gfile.makedirs(self.path)
         self.replace(CONFIG, config_lib.to_json(config))
-        starts = [*self._starts(), dict(provenance)]
+        starts = [*self.starts(), dict(provenance)]
         self.replace(PROVENANCE, json.dumps({"starts": starts}, indent=2) + "\n")
 
     def write(self, name: str, text: str) -> None:
@@ -123,7 +131,8 @@ class RunDir:
         """The text of a file of the run; None where there is none."""
         return self._read(name) if self._has(name) else None
 
-    def _starts(self) -> list[dict[str, Any]]:
+    def starts(self) -> list[dict[str, Any]]:
+        """The provenance of every start so far, as `provenance` made it."""
         return json.loads(self._read(PROVENANCE))["starts"] if self._has(PROVENANCE) else []
 
     def _has(self, name: str) -> bool:
@@ -144,6 +153,8 @@ def provenance(
     devices: str,
     data: str,
     step: int,
+    origins: Mapping[str, Mapping[str, str]],
+    platform_ids: Mapping[str, str],
     secrets: Collection[str],
     redact: Callable[[str], str],
 ) -> dict[str, Any]:
@@ -154,6 +165,8 @@ def provenance(
         devices: what the run is on.
         data: what decides which record stands where.
         step: that the run goes on from.
+        origins: a variable, a file or flags -> what it said of the options.
+        platform_ids: the names that the platform has for the run.
         secrets: names of the options whose values are kept out of it.
         redact: takes secrets out of all other words of the command line.
     """
@@ -168,6 +181,8 @@ def provenance(
         "host": platform.node(),
         "devices": devices,
         "data": data,
+        "options": {source: dict(values) for source, values in origins.items()},
+        "platform": dict(platform_ids),
     }
 
 

@@ -34,6 +34,7 @@ _MISSING = (tf.errors.NotFoundError, FileNotFoundError, NotADirectoryError)
 _HTTP_CODE = re.compile(r"http response code (\d+)")
 _NODE_NAMES = re.compile(r"^\{\{function_node [^}]*\}\} | \[Op:\w+\]$")
 _REASON_CHARS = 600
+_READ_WAITS_SECS = (1.0, 2.0, 4.0)
 
 
 class Fault(enum.Enum):
@@ -144,6 +145,24 @@ def read(path: str) -> bytes:
     """The content of a file."""
     with tf.io.gfile.GFile(path, "rb") as file:
         return file.read()
+
+
+def read_text(path: str) -> str:
+    """The text of a file that has to be there.
+
+    Raises:
+        ConfigError: it is not, or may not be read.
+        RetryError: the storage does not answer, also after some tries.
+    """
+    try:
+        return retry(lambda: read(path), _READ_WAITS_SECS, is_passing).decode()
+    except FILE_ERRORS as error:
+        received = f"Received: {path}: {reason(error)}"
+        if is_passing(error):
+            raise RetryError(f"the storage does not answer. Run again when it does. {received}") from error
+        raise ConfigError(
+            f"the file cannot be read. Name one that is there, and let the run read it. {received}"
+        ) from error
 
 
 def make_directory(path: str) -> None:

@@ -208,7 +208,7 @@ def test_directories_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "options", "status", "what"),
     [
-        ({"TPU_NAME": "mine"}, {}, "warn", "without --tpu the run takes GPUs or the CPU"),
+        ({"TPU_NAME": "mine"}, {}, "warn", "the run is told to take GPUs or the CPU"),
         ({"TPU_NAME": "mine"}, {"tpu": "auto"}, "pass", "names the TPU"),
         ({"TPU_LOAD_LIBRARY": "0"}, {"tpu": "local"}, "fail", "loads no libtpu"),
         ({"TPU_LOAD_LIBRARY": "0", "TPU_NAME": "mine"}, {"tpu": "auto"}, "pass", "loads no libtpu"),

@@ -10,9 +10,9 @@ from trainer.doctor.findings import NAMES_OF_TPU, Case, Finding, failed, passed,
 
 # What a variable that is set leads to. Where nothing else is named: seen, or read in TensorFlow's or Keras' source.
 _LEADS_TO = {
-    "TPU_CONFIG": "names the TPU of a bare --tpu, before all others",
-    "TPU_NAME": "names the TPU of a bare --tpu, where TPU_CONFIG is unset",
-    "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "addresses of a bare --tpu, where TPU_CONFIG and TPU_NAME are unset",
+    "TPU_CONFIG": "names the TPU, before all others",
+    "TPU_NAME": "names the TPU, where TPU_CONFIG is unset",
+    "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "addresses of the TPU, where TPU_CONFIG and TPU_NAME are unset",
     "TPU_LOAD_LIBRARY": "0: TensorFlow loads no libtpu; 1: it loads it whoever holds the chips",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "libtpu is loaded whoever holds the chips",
     "TPU_CHIPS_PER_PROCESS_BOUNDS": "this process takes some of the chips; libtpu's lock is not asked",
@@ -22,7 +22,17 @@ _LEADS_TO = {
     "NEXT_PLUGGABLE_DEVICE_USE_C_API": "TensorFlow drives the TPU through PJRT",
     "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "TensorFlow loads this device library when it is imported",
     "TF_CONFIG": "the workers that train together",
-    "CLUSTER_SPEC": "of Vertex AI; nothing here reads it, TF_CONFIG says the same",
+    "CLUSTER_SPEC": "of Vertex AI: the workers that train together, where TF_CONFIG is unset",
+    "AIP_CHECKPOINT_DIR": "of Vertex AI: model_dir, where neither flag nor file gives one",
+    "AIP_TENSORBOARD_LOG_DIR": "of Vertex AI: tensorboard_dir, where neither flag nor file gives one",
+    "AIP_MODEL_DIR": "of Vertex AI: export_dir, where neither flag nor file gives one",
+    "AIP_DATA_FORMAT": "of Vertex AI: what it has written for this job",
+    "AIP_TRAINING_DATA_URI": "of Vertex AI: dataset and train_split, where neither flag nor file names a dataset",
+    "AIP_VALIDATION_DATA_URI": "of Vertex AI: dataset and eval_split of training",
+    "AIP_TEST_DATA_URI": "of Vertex AI: dataset and eval_split of mode=eval",
+    "CLOUD_ML_JOB_ID": "of Vertex AI: {job} of run_id; /gcs/... is read as gs://...",
+    "CLOUD_ML_TRIAL_ID": "of Vertex AI: {trial} of run_id; without AIP_CHECKPOINT_DIR each trial is a run of a series",
+    "TRAINER_ALERT_URL": "alert_url, where neither flag nor file gives one",
     "XLA_FLAGS": "flags of XLA; one that it does not know aborts the process at the first compilation",
     "TF_XLA_FLAGS": "flags of TensorFlow's XLA bridge; one that it does not know aborts the process",
     "JAX_PLATFORMS": "of JAX; TensorFlow does not read it",
@@ -66,8 +76,8 @@ def _problems(case: Case, there: Mapping[str, str]) -> Iterator[tuple[str, Findi
     config = case.config
     names_tpu = [name for name in NAMES_OF_TPU if name in there]
     if names_tpu and config.tpu is None:
-        what = f"{names_tpu[0]} names a TPU, and without --tpu the run takes GPUs or the CPU"
-        yield names_tpu[0], warned(names_tpu[0], what, "Add --tpu, or unset it")
+        what = f"{names_tpu[0]} names a TPU, and the run is told to take GPUs or the CPU"
+        yield names_tpu[0], warned(names_tpu[0], what, "Leave out --notpu or --replicas, or unset it")
     if there.get("TPU_LOAD_LIBRARY") == "0" and case.wants_own_chips:
         what = "with 0 TensorFlow loads no libtpu, and finds none of this machine's chips"
         yield "TPU_LOAD_LIBRARY", failed("TPU_LOAD_LIBRARY", what, "Unset it; 0 is for worker 0 of a pod slice")

@@ -3,11 +3,24 @@
 import dataclasses
 import functools
 import logging
+import os
+import zlib
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from trainer import console, guard, inputs, internals, postmortem, replicated, run_dir, supply, training
+from trainer import (
+    console,
+    guard,
+    inputs,
+    internals,
+    platforms,
+    postmortem,
+    replicated,
+    run_dir,
+    supply,
+    training,
+)
 from trainer.assembly import Assembly
 from trainer.callbacks import Callback
 from trainer.callbacks.clock import LoopClock
@@ -20,9 +33,12 @@ from trainer.callbacks.slow_input import SlowInput
 from trainer.checkpoints import store, weights
 from trainer.config import FIELDS
 from trainer.errors import EXIT_OK, ConfigError
+from trainer.modes.promote import close_run
 from trainer.redact import redact
+from trainer.series import Series
 from trainer.watch.stopping import Stops
 
+_SHOWN_FILES = (run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.RECEIPT)
 _SECRETS = [name for name, field in FIELDS.items() if field.metadata["secret"]]
 
 _log = logging.getLogger(__name__)
@@ -30,12 +46,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Train:
-    """A training run; `go` does it. `watched` watches over it from outside."""
+    """A training run; `go` does it. `watched` watches over it from outside, `series` is what it is one of."""
 
     run: Assembly
     watched: guard.Guard
     stops: Stops
     argv: Sequence[str]
+    series: Series | None
 
     def go(self) -> None:
         """Trains, evaluates, exports, and says what came of it."""
@@ -64,6 +81,9 @@ class Train:
                 self.watched.progress(at.step, "exporting")
                 self.run.export()
             self._say_results(at, timer)
+            if self.series is not None:
+                self.watched.progress(at.step, "comparing with what serves")
+                close_run(self.run, self.series, at.step, at.metrics)
             self.watched.end(EXIT_OK)
             # A worker that has finished is not started again, and without it no other could go on: none leaves before
             # it stands written that there is nothing left to do.
@@ -97,9 +117,10 @@ class Train:
             at = training.Position()
             if self.run.config.init_from is not None:
                 self._init_from(self.run.config.init_from)
-        if self.run.devices.agree([at.step]) != [at.step * self.run.devices.num_workers]:
+        mine = [at.step, zlib.crc32(self.run.folder.path.encode())]
+        if self.run.devices.agree(mine) != [value * self.run.devices.num_workers for value in mine]:
             raise ConfigError(
-                f"the workers go on from different checkpoints, this one from step {at.step}. "
+                f"the workers go on from different runs or checkpoints, this one from step {at.step}. "
                 f"Received: --model_dir={self.run.folder.path}. Give a directory that all of them share"
             )
         if self.run.devices.is_chief:
@@ -120,6 +141,8 @@ class Train:
             devices=self.run.devices.description,
             data=self.run.inputs.identity(),
             step=step,
+            origins=self.run.origins,
+            platform_ids=platforms.identity(os.environ),
             secrets=_SECRETS,
             redact=redact,
         )
@@ -163,7 +186,7 @@ class Train:
         sinks: list[Sink] = []
         if self.run.devices.is_chief:
             metrics = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
-            sinks = [metrics, Events(folder.file(run_dir.TENSORBOARD)), Lines(self.run.plan.train_steps)]
+            sinks = [metrics, Events(folder.tensorboard_dir), Lines(self.run.plan.train_steps)]
         plan = self.run.plan
         return Records(plan.is_report, sinks, global_batch_size=plan.global_batch_size, start_step=start_step)
 
@@ -175,7 +198,7 @@ class Train:
             self.watched.alerts.send("slow_input", message, step=step)
 
         profile = Profile(
-            self.run.folder.file(run_dir.TENSORBOARD),
+            self.run.folder.tensorboard_dir,
             steps=self.run.plan.profile_steps,
             requested=self.stops.take_profile_request,
             start_step=start_step,
@@ -209,9 +232,11 @@ class Train:
         rate = speed * self.run.plan.global_batch_size if speed else None
         account = self.watched.receipt.rows() if self.watched.receipt else []
         _log.info("%s", console.results(at.metrics, rate, account))
-        places = [run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.TENSORBOARD, run_dir.RECEIPT]
+        folder = self.run.folder
+        places = [(name.partition(".")[0], folder.file(name)) for name in _SHOWN_FILES]
+        places.append((run_dir.TENSORBOARD, folder.tensorboard_dir))
         if self.run.config.mode in inputs.EVALUATING_MODES:
-            places.append(run_dir.EXPORT)
-        _log.info("%s", console.table([(name.partition(".")[0], self.run.folder.file(name)) for name in places]))
+            places.append((run_dir.EXPORT, folder.export_dir))
+        _log.info("%s", console.table(places))
         found = "".join(f", {name} {value:.4g}" for name, value in at.metrics.items())
         self.watched.outcome = f"trained to step {at.step:,}{found}"

@@ -1,0 +1,174 @@
+"""Which options can be used, alone and together. Pure; `config.py` asks.
+
+An option that has no effect beside the others is refused too: its user believes that it has one.
+"""
+
+import difflib
+import pathlib
+import re
+from collections.abc import Iterable
+
+from trainer.options import FIELDS, LAST_RUN, Config
+from trainer.redact import check_alert_url
+
+BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
+# What a run_id may have in braces; `series.py` says what each stands for.
+RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
+_RUN_ID = re.compile(r"([A-Za-z0-9._-]|\{(" + "|".join(RUN_ID_FIELDS) + r")\})+")
+
+
+def problems(config: Config) -> list[str]:
+    """All that is wrong with it."""
+    return _problems_of_values(config) + _problems_of_combinations(config)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` with the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def profile_range(text: str) -> tuple[int, int]:
+    """(A, B) of `profile_steps`.
+
+    Raises:
+        ValueError: anything but two steps, the second one later.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts) and int(parts[0]) < int(parts[1]):
+        return int(parts[0]), int(parts[1])
+    raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
+
+
+def built_in_models() -> list[str]:
+    """Names of the model files, found without importing them."""
+    return sorted(p.stem for p in BUILT_IN_MODELS.glob("*.py") if not p.stem.startswith(("_", "applications")))
+
+
+def _problems_of_values(config: Config) -> list[str]:
+    problems = []
+    for name, field in FIELDS.items():
+        value, limits = getattr(config, name), field.metadata
+        if value is None:
+            continue
+        if limits["choices"] and value not in limits["choices"]:
+            choices = ", ".join(limits["choices"])
+            problems.append(f"{name} must be one of {choices}. Received: {value!r}{nearest(value, limits['choices'])}")
+        if limits["minimum"] is not None and value < limits["minimum"]:
+            problems.append(f"{name} must be at least {limits['minimum']}. Received: {value}")
+        if limits["above"] is not None and value <= limits["above"]:
+            problems.append(f"{name} must be above {limits['above']}. Received: {value}")
+        if limits["below"] is not None and value >= limits["below"]:
+            problems.append(f"{name} must be below {limits['below']}. Received: {value}")
+    return problems
+
+
+def _problems_of_combinations(config: Config) -> list[str]:
+    problems = []
+    for required in ("model_dir", "dataset"):
+        if not getattr(config, required) and config.mode != "doctor":
+            problems.append(f"{required} is missing; give --{required}=...")
+    if config.train_steps is not None and config.train_epochs is not None:
+        problems.append(
+            "train_steps and train_epochs both say when to stop; give one. "
+            f"Received: {config.train_steps} and {config.train_epochs}"
+        )
+    clips = [n for n in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(config, n) is not None]
+    if len(clips) > 1:
+        problems.append(f"one kind of clipping at a time. Received: {', '.join(clips)}")
+    if config.optimizer != "sgd" and config.momentum != FIELDS["momentum"].default:
+        problems.append(f"momentum has no effect on {config.optimizer}; leave it out or use --optimizer=sgd")
+    if config.mode in ("eval", "export"):
+        supplies = {"cache": config.cache != "none", "data_service": config.data_service is not None}
+        problems += [
+            f"{name} supplies training only; leave it out of {config.mode}" for name, on in supplies.items() if on
+        ]
+        if config.lint == "on":
+            problems.append(f"lint looks at what is to be trained; leave it out of {config.mode}")
+    problems += [
+        f"{name} is for mode={' or '.join(field.metadata['modes'])}; leave it out of {config.mode}"
+        for name, field in FIELDS.items()
+        if field.metadata["modes"] and config.mode not in field.metadata["modes"]
+        if getattr(config, name) != field.default
+    ]
+    if config.mode == "parity" and config.replicas == 1:
+        problems.append("parity compares one replica with several; give replicas=2 or more. Received: 1")
+    problems += _problems_of_checkpoints(config) + _problems_of_series(config)
+    if config.corrupt_records == "stop" and config.max_corrupt_records:
+        problems.append("max_corrupt_records has no effect without corrupt_records=skip")
+    if config.corrupt_records == "skip" and not config.max_corrupt_records:
+        problems.append("corrupt_records=skip needs a budget; give --max_corrupt_records=N")
+    if config.tpu is None:
+        problems += [f"{n} has no effect without tpu" for n in ("tpu_zone", "tpu_project") if getattr(config, n)]
+    elif config.replicas is not None:
+        problems.append(f"a TPU slice has the replicas it has; leave out replicas. Received: {config.replicas}")
+    for value, check in ((config.profile_steps, profile_range), (config.alert_url, check_alert_url)):
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            problems.append(str(error))
+    if config.tpu == "":
+        problems.append("tpu is empty; write --tpu alone for the TPU of this environment, or leave it out")
+    if config.tpu is not None and config.xla != "auto":
+        problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
+    return problems + _problems_of_reading(config) + _problem_of_model_name(config.model)
+
+
+def _problems_of_checkpoints(config: Config) -> list[str]:
+    problems = []
+    if config.checkpoint != "newest" and config.mode not in ("eval", "export"):
+        problems.append(f"checkpoint={config.checkpoint} is for eval and export; {config.mode} goes on from the newest")
+    if config.init_fresh and config.init_from is None:
+        problems.append("init_fresh has no effect without init_from")
+    if not config.keep_best_checkpoints and config.best_metric != FIELDS["best_metric"].default:
+        problems.append("best_metric has no effect with keep_best_checkpoints=0")
+    if config.on_nonfinite == "stop" and config.max_nonfinite != FIELDS["max_nonfinite"].default:
+        problems.append("max_nonfinite has no effect with on_nonfinite=stop")
+    return problems
+
+
+def _problems_of_series(config: Config) -> list[str]:
+    problems = []
+    if config.run_id is None:
+        wanted = {name: FIELDS[name].default for name in ("if_new_data", "promote_margin", "keep_runs")}
+        given = [name for name, default in wanted.items() if getattr(config, name) != default]
+        given += [f"init_from={LAST_RUN}"] if config.init_from == LAST_RUN else []
+        problems += [f"{name} looks at other runs of a series; give --run_id" for name in given]
+    elif not _RUN_ID.fullmatch(config.run_id) or config.run_id.startswith("."):
+        problems.append(
+            "run_id is the name of a directory: letters, digits, dots, dashes, and "
+            f"{', '.join(f'{{{name}}}' for name in RUN_ID_FIELDS)}. Received: {config.run_id!r}"
+        )
+    if config.promote_margin is not None and config.export_dir is not None:
+        problems.append(f"what is promoted stays with its run; leave out export_dir. Received: {config.export_dir}")
+    return problems
+
+
+def _problems_of_reading(config: Config) -> list[str]:
+    problems = []
+    if config.cache == "disk" and not config.cache_dir:
+        problems.append("cache=disk needs to know where; give --cache_dir=... on a fast disk")
+    if config.cache != "disk" and config.cache_dir:
+        problems.append(f"cache_dir has no effect with cache={config.cache}; leave it out or use --cache=disk")
+    if config.cache != "none" and config.data_service is not None:
+        problems.append(
+            f"cache={config.cache} has no effect with data_service, whose machines read the shards themselves; "
+            "give one of the two"
+        )
+    if config.mode == "profile_input" and config.data_service is not None:
+        problems.append("profile_input measures the pipeline of this machine; leave out data_service")
+    return problems
+
+
+def _problem_of_model_name(model: str) -> list[str]:
+    """A name that can be judged without importing Keras or the user's code; the rest is judged by trainer.models."""
+    if "." in model or model.startswith("applications/"):
+        return []
+    known = built_in_models()
+    if model in known:
+        return []
+    return [
+        f"unknown model {model!r}{nearest(model, known)}. There are: {', '.join(known)}, "
+        "applications/<Name> for a class of keras.applications, package.module for your own"
+    ]

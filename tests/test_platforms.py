@@ -86,6 +86,7 @@ def test_each_trial_has_a_run_of_its_own() -> None:
     assert _resolve(trial, *given, "--run_id=x{trial}").run_id == "x{trial}"
     # Vertex AI has the trial in it already.
     assert _resolve(trial | VERTEX, "--dataset=digits").run_id is None
+    assert _resolve(trial | VERTEX, *given).run_id == "trial-7"
 
 
 @pytest.mark.parametrize(

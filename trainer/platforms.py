@@ -29,6 +29,7 @@ _MANAGED_FORMATS = ("jsonl", "csv", "bigquery")
 # As TensorFlow Datasets names its shards: digits-train.tfrecord-00000-of-00001; from the split on, a wildcard will do.
 _SHARDS = re.compile(r"(?P<directory>.+)/(?P<dataset>[^/*]+?)-(?P<split>[A-Za-z0-9_]+)(\.[^/]*|-?\*)")
 _GCS_MOUNT = "/gcs/"
+_ALERT_URL = "TRAINER_ALERT_URL"  # ours: what is secret stands in no command line
 # Options that hold a path.
 _PATHS = ("model_dir", "data_dir", "dataset", "init_from", "export_dir", "tensorboard_dir")
 
@@ -41,7 +42,7 @@ class Layer(NamedTuple):
 
 
 def layers(given: Mapping[str, Any], environ: Mapping[str, str]) -> list[Layer]:
-    """What the environment adds to what a config file and flags have `given`: values that they leave open.
+    """What the environment adds to what a config file and flags have `given`, which win over it.
 
     Raises:
         ConfigError: a variable that is needed and says nothing that this program can use.
@@ -50,14 +51,14 @@ def layers(given: Mapping[str, Any], environ: Mapping[str, str]) -> list[Layer]:
     found = [*_directories(given, mode, environ), *_dataset(given, mode, environ)]
     trial = environ.get(TRIAL_ID)
     directory_is_of_trial = any("model_dir" in layer.values for layer in found)
-    if trial and "run_id" not in given and not directory_is_of_trial:
+    if trial and mode in FIELDS["run_id"].metadata["modes"] and not directory_is_of_trial:
         # Every trial gets the same flags but for what is tuned: each needs a directory of its own.
         found.append(Layer(TRIAL_ID, {"run_id": f"trial-{trial}"}))
     variable = next((name for name in TPU_VARIABLES if environ.get(name)), None)
-    if variable and "tpu" not in given and given.get("replicas") is None:
+    if variable and given.get("replicas") is None:
         found.append(Layer(variable, {"tpu": TPU_OF_THIS_ENVIRONMENT}))
-    if environ.get("TRAINER_ALERT_URL") and "alert_url" not in given:
-        found.append(Layer("TRAINER_ALERT_URL", {"alert_url": environ["TRAINER_ALERT_URL"]}))
+    if environ.get(_ALERT_URL):
+        found.append(Layer(_ALERT_URL, {"alert_url": environ[_ALERT_URL]}))
     return found
 
 

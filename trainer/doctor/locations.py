@@ -13,6 +13,7 @@ from typing import Any
 from data import catalog
 from trainer.doctor import accelerator, machine
 from trainer.doctor.findings import Case, Finding, failed, passed, skipped, warned
+from trainer.options import LAST_RUN
 
 LOGIN = "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key"
 ANSWER_SECS = 15.0  # for all places; counted from where TensorFlow is imported
@@ -21,6 +22,8 @@ _READER, _WRITER = "roles/storage.objectViewer", "roles/storage.objectAdmin"
 _PERMISSION = re.compile(r"storage\.\w+\.\w+")
 _LOCATED = re.compile(r"is in '([^']*)' location")
 _NOWHERE = "nowhere"
+# Options that name a directory -> whether a run writes there.
+_OPTIONS = {"model_dir": True, "export_dir": True, "tensorboard_dir": True, "init_from": False, "cache_dir": True}
 _PROBE = ".doctor-probe"
 # Parts of the world that a bucket may span, and what names of zones in them begin with:
 # https://cloud.google.com/storage/docs/locations#location-mr
@@ -59,8 +62,9 @@ def of(case: Case) -> list[Place]:
         data_dir = config.data_dir or case.environ.get("TFDS_DATA_DIR")
         if data_dir is not None and catalog.is_remote(data_dir):
             found.append(Place("data_dir", data_dir, False))
-    for option, writes in (("model_dir", True), ("init_from", False), ("cache_dir", True)):
-        if path := getattr(config, option):
+    for option, writes in _OPTIONS.items():
+        path = getattr(config, option)
+        if path and (option, path) != ("init_from", LAST_RUN):
             found.append(Place(option, path, writes))
     return found
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trainer import config as config_lib
 from trainer import inputs, models, run_dir
@@ -34,47 +34,76 @@ _OF_THIS_START = (
 _log = logging.getLogger(__name__)
 
 
-def close_run(run: Assembly, series: Series, step: int, metrics: Mapping[str, float]) -> None:
+def close_run(
+    series: Series,
+    folder: run_dir.RunDir,
+    step: int,
+    metrics: Mapping[str, float],
+    evaluate: Callable[[str], Mapping[str, float]],
+    *,
+    is_chief: bool,
+) -> None:
     """Promotes and removes, as the options of the series say; all workers call it together.
 
+    Args:
+        series: of the run.
+        folder: of the run.
+        step: that it has come to.
+        metrics: of its evaluation there.
+        evaluate: the metrics of the run in a directory, on the same data.
+        is_chief: whether this worker is the one that writes.
+
     Raises:
-        ConfigError: the run that serves cannot be evaluated, or the metric is none of both.
+        ConfigError: the run that serves cannot be evaluated, or one of the two not by `best_metric`.
     """
     if series.wanted.promote_margin is not None:
-        _promote(run, series, series.wanted.promote_margin, step, metrics)
-    if run.devices.is_chief and (removed := series.remove_old(run.folder.path)):
+        _promote(series, folder, series.wanted.promote_margin, step, metrics, evaluate, is_chief)
+    if is_chief and (removed := series.remove_old(folder.path)):
         _log.info("removed of %s: %s", series.root, ", ".join(removed))
 
 
-def _promote(run: Assembly, series: Series, margin: float, step: int, metrics: Mapping[str, float]) -> None:
+def _promote(
+    series: Series,
+    folder: run_dir.RunDir,
+    margin: float,
+    step: int,
+    metrics: Mapping[str, float],
+    evaluate: Callable[[str], Mapping[str, float]],
+    is_chief: bool,
+) -> None:
     serving = series.serving()
-    if serving is not None and serving["run"] == run.folder.path:
-        return  # by a start that ended between this and the end
-    name, goal = run.config.best_metric, run.config.best_goal
-    theirs = _evaluate(run, serving["run"]) if serving is not None else None
-    if name not in metrics or (theirs is not None and name not in theirs):
-        raise ConfigError(
-            f"runs are promoted by {name}, which both have to be evaluated by. Give another --best_metric. "
-            f"Received: {', '.join(metrics)}" + (f" here, {', '.join(theirs)} there" if theirs is not None else "")
-        )
-    ours, before = metrics[name], theirs[name] if theirs is not None else None
-    gain = None if before is None else (before - ours if goal == "min" else ours - before)
-    better = gain is None or gain > margin
-    if not run.devices.is_chief:
+    if serving is not None and serving["run"] == folder.path:
+        return  # by a start that was ended before it could say that it has finished
+    name, goal = series.wanted.best_metric, series.wanted.best_goal
+    ours = _value(metrics, name, folder.path)
+    before = _value(evaluate(serving["run"]), name, serving["run"]) if serving is not None else None
+    better = before is None or (before - ours if goal == "min" else ours - before) > margin
+    if not is_chief:
         return
     facts = {"step": step, "metric": name, "value": ours, "value_before": before, "margin": margin}
-    run.folder.replace(run_dir.PROMOTION, json.dumps({"promoted": better, **facts}, indent=2) + "\n")
+    folder.replace(run_dir.PROMOTION, json.dumps({"promoted": better, **facts}, indent=2) + "\n")
     if better:
-        series.promote(run.folder.export_dir, run.folder.path, facts)
-    against = "nothing serves yet" if serving is None else f"{before:.6g} of {serving['run']}"
-    verdict = (
-        f"{series.pointer} names its export" if better else f"not better by more than {margin:g}: it does not serve"
-    )
+        series.promote(folder.export_dir, folder.path, facts)
+    against = f"{before:.6g} of {serving['run']}" if serving is not None else "nothing serves yet"
+    verdict = f"{series.pointer} names it" if better else f"not better by more than {margin:g}, it does not serve"
     _log.info("%s %.6g, %s: %s", name, ours, against, verdict)
 
 
-def _evaluate(run: Assembly, served: str) -> dict[str, float]:
-    """Metrics of the run that serves on the evaluation data of now; those of its own time may be of other data."""
+def _value(metrics: Mapping[str, float], name: str, path: str) -> float:
+    if name not in metrics:
+        raise ConfigError(
+            f"runs are promoted by {name}, and {path} is not evaluated by it. Give another --best_metric. "
+            f"Received: {', '.join(metrics) or 'no metric'}"
+        )
+    return metrics[name]
+
+
+def evaluate(run: Assembly, served: str) -> Mapping[str, float]:
+    """Metrics of the run that serves on the devices and evaluation data of `run`; it may have been evaluated on other.
+
+    Raises:
+        ConfigError: today's code or data does not fit it.
+    """
     try:
         config = _config(run.config, served)
         source = models.find(config.model, config.model_options)

@@ -33,7 +33,7 @@ from trainer.callbacks.slow_input import SlowInput
 from trainer.checkpoints import store, weights
 from trainer.config import FIELDS
 from trainer.errors import EXIT_OK, ConfigError
-from trainer.modes.promote import close_run
+from trainer.modes.promote import close_run, evaluate
 from trainer.redact import redact
 from trainer.series import Series
 from trainer.watch.stopping import Stops
@@ -83,7 +83,14 @@ class Train:
             self._say_results(at, timer)
             if self.series is not None:
                 self.watched.progress(at.step, "comparing with what serves")
-                close_run(self.run, self.series, at.step, at.metrics)
+                close_run(
+                    self.series,
+                    self.run.folder,
+                    at.step,
+                    at.metrics,
+                    functools.partial(evaluate, self.run),
+                    is_chief=self.run.devices.is_chief,
+                )
             self.watched.end(EXIT_OK)
             # A worker that has finished is not started again, and without it no other could go on: none leaves before
             # it stands written that there is nothing left to do.

@@ -9,6 +9,7 @@ from typing import Any
 from trainer import config as config_lib
 from trainer import flags
 from trainer.errors import ConfigError
+from trainer.options import LAST_RUN
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
 
@@ -74,7 +75,10 @@ def load(name: str, config_file: str | None, trainer_flags: Sequence[str], *, gi
 
 def local_paths(job: Job) -> dict[str, str]:
     """Option -> path that only this machine has: what a job elsewhere cannot read or keep."""
-    paths = {name: getattr(job.config, name) for name in ("model_dir", "data_dir", "init_from")}
+    options = ("model_dir", "data_dir", "export_dir", "tensorboard_dir", "init_from")
+    paths = {name: getattr(job.config, name) for name in options}
+    if paths["init_from"] == LAST_RUN:
+        del paths["init_from"]
     if "/" in job.config.dataset:
         paths["dataset"] = job.config.dataset
     return {name: path for name, path in paths.items() if path and "://" not in path and not path.startswith("<")}

@@ -84,7 +84,7 @@ def test_decoding_large_pngs_is_named(tmp_path: pathlib.Path) -> None:
     assert re.search("^slowest +decode and crop: ", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dataset_without_files_has_two_stages(trainer: Trainer, tmp_path: pathlib.Path) -> None:
     size = ["--dataset=synthetic", "--data_dir=none", "--image_size=8", "--num_classes=10"]
     trainer.run(f"--model_dir={tmp_path}", "--mode=profile_input", *SMALL, *size)
@@ -94,7 +94,7 @@ def test_a_dataset_without_files_has_two_stages(trainer: Trainer, tmp_path: path
     assert any("says nothing about the pipeline of a real dataset" in text for text in found["verdict"]["caveats"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_read_in_place_of_damaged_shards_does_not_stay(trainer: Trainer, tmp_path: pathlib.Path) -> None:
     data_dir = tmp_path / "data"
     shutil.copytree(trainer.data_dir, data_dir)

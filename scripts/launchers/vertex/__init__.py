@@ -116,7 +116,7 @@ def _notes(options: argparse.Namespace, machine: Machine, study: study_lib.Study
     restarts = (
         "Google's page says both that they end the job and that it restarts a worker 5 times, then the job 3 times."
     )
-    yield "Exit code 0 is success. A machine that is taken away is replaced: the trainer goes on from its last checkpoint."
+    yield "Exit code 0 is success. A machine that is lost is replaced; the trainer goes on from its last checkpoint."
     if options.retry == "supervise":
         yield f"Exit code 75 is tried again by scripts/supervise in the container. Of 2 and 78 {restarts}"
     else:
@@ -130,8 +130,8 @@ def _notes(options: argparse.Namespace, machine: Machine, study: study_lib.Study
         )
     if machine.v6e:
         yield (
-            "v6e: one of Google's pages wants tf-nightly 2.18 or later there, another says that it has no TensorFlow any "
-            "more. This has not been run."
+            "v6e: one of Google's pages wants tf-nightly 2.18 or later there, another says that TensorFlow is not "
+            "supported from v6e on. This has not been run."
         )
     if machine.pjrt:
         yield "TensorFlow loads /lib/libtpu.so of the image by the PJRT interface."
@@ -144,8 +144,8 @@ def _notes(options: argparse.Namespace, machine: Machine, study: study_lib.Study
         )
         yield (
             "It starts a job even while another runs, which then waits for the lease of model_dir, paid for; a "
-            "--timeout_secs below the period ends the older one first. A finished model_dir stays finished: let it be a "
-            "series of runs."
+            "--timeout_secs below the period ends the older one first. A finished model_dir stays finished: let it be "
+            "a series of runs."
         )
 
 

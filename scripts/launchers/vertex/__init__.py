@@ -94,18 +94,22 @@ def launch(job: Job, options: argparse.Namespace, actions: Actions) -> None:
     if study is not None:
         job = specs.without(job, [parameter.name for parameter in study.parameters])
     spec = specs.custom_job_spec(job, options, machine)
+    # `gcloud ai custom-jobs create` refuses the empty pool that an evaluator's place needs; hp-tuning-jobs takes it.
+    by_gcloud = not options.schedule and (study is not None or not options.evaluator)
+    content = spec if study is None else specs.tuning_job(study, spec)
     for note in _notes(options, machine, study):
         actions.note(textwrap.fill(note, _WIDTH))
+    path = actions.write(f"{job.name}.json", _json(content if by_gcloud else specs.body(job, options, content)))
     if options.build:
         _build(options, machine, actions)
     if options.schedule:
-        _schedule(job, options, study, spec, actions)
-    elif options.evaluator and study is None:
-        _post(job, options, specs.custom_job(job, options, spec), actions)
+        _schedule(job, options, path, actions)
+    elif by_gcloud:
+        _create(job, options, path, actions)
     else:
-        _create(job, options, study, spec, actions)
+        _post(options, path, actions)
     actions.note(f"Its log and its end, by the number that was printed; all jobs: {_console(options)}")
-    group = "hp-tuning-jobs" if study is not None else "custom-jobs"
+    group = "hp-tuning-jobs" if options.study else "custom-jobs"
     for verb in ("stream-logs", "describe", "cancel"):
         actions.note(f"  gcloud ai {group} {verb} NUMBER --project={options.project} --region={options.region}")
 
@@ -160,15 +164,11 @@ def _build(options: argparse.Namespace, machine: Machine, actions: Actions) -> N
         actions.run(["gcloud", "storage", "cp", f"dist/{pathlib.PurePosixPath(options.package).name}", options.package])
 
 
-def _create(
-    job: Job, options: argparse.Namespace, study: study_lib.Study | None, spec: specs.Spec, actions: Actions
-) -> None:
-    content = spec if study is None else specs.tuning_job(study, spec)
-    path = actions.write(f"{job.name}.json", _json(content))
+def _create(job: Job, options: argparse.Namespace, path: str, actions: Actions) -> None:
     labels = ",".join(f"{key}={value}" for key, value in options.label)
     actions.run(
         [
-            *("gcloud", "ai", "custom-jobs" if study is None else "hp-tuning-jobs", "create"),
+            *("gcloud", "ai", "hp-tuning-jobs" if options.study else "custom-jobs", "create"),
             *(f"--project={options.project}", f"--region={options.region}", f"--display-name={job.name}"),
             *([f"--labels={labels}"] if labels else []),
             f"--config={path}",
@@ -176,30 +176,22 @@ def _create(
     )
 
 
-def _post(job: Job, options: argparse.Namespace, body: specs.Spec, actions: Actions) -> None:
-    path = actions.write(f"{job.name}.json", _json(body))
-    actions.note("By curl: `gcloud ai custom-jobs create` refuses the empty pool that an evaluator's place needs")
+def _post(options: argparse.Namespace, path: str, actions: Actions) -> None:
+    actions.note("By curl, because gcloud refuses the empty pool of parameter servers before the evaluator's")
     headers = (
         '--header "Authorization: Bearer $(gcloud auth print-access-token)" --header "Content-Type: application/json"'
     )
-    target = shlex.join(["--data", f"@{path}", _uri(options, None)])
+    target = shlex.join(["--data", f"@{path}", _uri(options)])
     actions.run(["sh", "-c", f"curl --fail-with-body --silent --show-error {headers} {target}"])
 
 
-def _schedule(
-    job: Job, options: argparse.Namespace, study: study_lib.Study | None, spec: specs.Spec, actions: Actions
-) -> None:
-    if study is None:
-        body = specs.custom_job(job, options, spec)
-    else:
-        body = specs.named_tuning_job(job, options, specs.tuning_job(study, spec))
-    path = actions.write(f"{job.name}.json", _json(body))
+def _schedule(job: Job, options: argparse.Namespace, path: str, actions: Actions) -> None:
     actions.run(
         [
             *("gcloud", "scheduler", "jobs", "create", "http", job.name),
             *(f"--project={options.project}", f"--location={options.region}"),
             *(f"--schedule={options.schedule}", f"--time-zone={options.time_zone}"),
-            *(f"--uri={_uri(options, study)}", "--http-method=post", "--headers=Content-Type=application/json"),
+            *(f"--uri={_uri(options)}", "--http-method=post", "--headers=Content-Type=application/json"),
             f"--message-body-from-file={path}",
             f"--oauth-service-account-email={options.scheduler_account}",
         ]
@@ -208,8 +200,8 @@ def _schedule(
     actions.note(f"Now, or no more:\n  gcloud scheduler jobs run {at}\n  gcloud scheduler jobs pause {at}")
 
 
-def _uri(options: argparse.Namespace, study: study_lib.Study | None) -> str:
-    kind = "customJobs" if study is None else "hyperparameterTuningJobs"
+def _uri(options: argparse.Namespace) -> str:
+    kind = "hyperparameterTuningJobs" if options.study else "customJobs"
     place = f"projects/{options.project}/locations/{options.region}"
     return f"https://{options.region}-aiplatform.googleapis.com/v1/{place}/{kind}"
 

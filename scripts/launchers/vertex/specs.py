@@ -1,4 +1,4 @@
-"""What the API takes, as plain dicts in its own JSON: CustomJobSpec, CustomJob, HyperparameterTuningJob."""
+"""What the API takes, as plain dicts in its own JSON: CustomJobSpec, HyperparameterTuningJob, and what creates them."""
 
 import argparse
 import dataclasses
@@ -41,11 +41,6 @@ def custom_job_spec(job: Job, options: argparse.Namespace, machine: Machine) -> 
     return spec
 
 
-def custom_job(job: Job, options: argparse.Namespace, spec: Spec) -> Spec:
-    """The API's CustomJob, the body of projects.locations.customJobs.create."""
-    return {**_named(job, options), "jobSpec": spec}
-
-
 def tuning_job(study: Study, spec: Spec) -> Spec:
     """The API's HyperparameterTuningJob but for its name; its trials are custom jobs of `spec`."""
     study_spec: Spec = {
@@ -62,9 +57,10 @@ def tuning_job(study: Study, spec: Spec) -> Spec:
     }
 
 
-def named_tuning_job(job: Job, options: argparse.Namespace, tuning: Spec) -> Spec:
-    """The same with its name, the body of projects.locations.hyperparameterTuningJobs.create."""
-    return {**_named(job, options), **tuning}
+def body(job: Job, options: argparse.Namespace, content: Spec) -> Spec:
+    """What customJobs.create or hyperparameterTuningJobs.create is sent: `content` with name and labels."""
+    named = {"displayName": job.name, **({"labels": dict(options.label)} if options.label else {})}
+    return {**named, **(content if "studySpec" in content else {"jobSpec": content})}
 
 
 def without(job: Job, names: Sequence[str]) -> Job:
@@ -74,10 +70,6 @@ def without(job: Job, names: Sequence[str]) -> Job:
         options = values["model_options"]
         values["model_options"] = {name: options[name] for name in options if MODEL_OPTION + name not in names}
     return dataclasses.replace(job, values=values)
-
-
-def _named(job: Job, options: argparse.Namespace) -> Spec:
-    return {"displayName": job.name, **({"labels": dict(options.label)} if options.label else {})}
 
 
 def _pool(job: Job, options: argparse.Namespace, machine: Machine, *, replicas: int) -> Spec:

@@ -56,6 +56,9 @@ values = [64, 32]
 [parameters."model_options.dropout"]
 type = "discrete"
 values = [0.1, 0.5]
+[parameters."model_options.width"]
+type = "discrete"
+values = [16, 32]
 """
 HEAD = ["vertex", "--name=digits", "--config=run.toml", "--project=my-project", "--region=us-central1"]
 OUTPUT = "--base_output=gs://bucket/runs/digits"
@@ -142,10 +145,7 @@ def test_container_of_a_tpu_vm():
     assert pool["replicaCount"] == 1
     container = pool["containerSpec"]
     assert container["command"] == ["python", "scripts/supervise", "--", "python", "-m", "trainer.main"]
-    assert {pair["name"]: pair["value"] for pair in container["env"]} == {
-        "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",
-        "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so",
-    }
+    assert "env" not in container  # the image says where its libtpu.so is
     # What the trainer will make of them: the config file, and the chips of this VM.
     values = flags.parse(["main", *container["args"]]).values
     assert values == {
@@ -159,6 +159,11 @@ def test_pod_keeps_the_entrypoint_of_its_base_image():
     assert "command" not in container
     assert container["args"][:6] == ["python", "scripts/supervise", "--", "python", "-m", "trainer.main"]
     assert container["args"][-1] == "--tpu=auto"
+
+
+def test_single_option_of_the_model_arrives():
+    args = spec_of(CPU, "--", "--model_options.dropout=0.5")["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert flags.parse(["main", *args]).values["model_options"] == {"units": [64, 32], "dropout": 0.5}
 
 
 def test_bare_tpu_of_the_config_becomes_the_one_of_the_machine():
@@ -190,8 +195,9 @@ def test_trials_get_their_parameters_only_from_the_study():
                 "scaleType": "UNIT_LINEAR_SCALE",
             },
             {"parameterId": "optimizer", "categoricalValueSpec": {"values": ["sgd", "adamw"]}},
-            {"parameterId": "global_batch_size", "categoricalValueSpec": {"values": ["32", "64"]}},
+            {"parameterId": "global_batch_size", "discreteValueSpec": {"values": [32.0, 64.0]}},
             {"parameterId": "model_options.dropout", "discreteValueSpec": {"values": [0.1, 0.5]}},
+            {"parameterId": "model_options.width", "categoricalValueSpec": {"values": ["16", "32"]}},
         ],
     }
     assert (tuning["maxTrialCount"], tuning["parallelTrialCount"]) == (20, 2)
@@ -221,7 +227,7 @@ def test_image_is_built_before_the_job(capsys):
     assert launch(OUTPUT, IMAGE, *GPU, "--build") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     name = IMAGE.removeprefix("--image=")
-    assert lines[:2] == [f"docker build --target=gpu --tag={name} .", f"docker push {name}"]
+    assert lines[:2] == [f"docker build --build-arg=HARDWARE=gpu --tag={name} .", f"docker push {name}"]
     assert lines[2].startswith("gcloud ai custom-jobs create ")
 
 
@@ -307,6 +313,13 @@ def test_what_vertex_cannot_do_is_refused(capsys, arguments, told):
 )
 def test_packages_that_would_not_start(capsys, arguments, told):
     assert told in refused(capsys, OUTPUT, "--package=gs://b/p-1.tar.gz", CPU, *arguments)
+
+
+def test_schedule_says_when_every_run_would_be_the_same(capsys):
+    when = ["--schedule=0 3 * * *", "--scheduler_account=cron@my-project.iam.gserviceaccount.com"]
+    for series, told in (["--", "--run_id={date}"], False), ([], True):
+        assert command_line.main([*HEAD, OUTPUT, IMAGE, CPU, *when, *series]) == 0
+        assert ("A finished model_dir stays finished" in capsys.readouterr().out) is told
 
 
 def test_all_problems_are_told_at_once(capsys):

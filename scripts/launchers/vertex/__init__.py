@@ -97,7 +97,7 @@ def launch(job: Job, options: argparse.Namespace, actions: Actions) -> None:
     # `gcloud ai custom-jobs create` refuses the empty pool that an evaluator's place needs; hp-tuning-jobs takes it.
     by_gcloud = not options.schedule and (study is not None or not options.evaluator)
     content = spec if study is None else specs.tuning_job(study, spec)
-    for note in _notes(options, machine, study):
+    for note in _notes(job, options, machine, study):
         actions.note(textwrap.fill(note, _WIDTH))
     path = actions.write(f"{job.name}.json", _json(content if by_gcloud else specs.body(job, options, content)))
     if options.build:
@@ -114,7 +114,7 @@ def launch(job: Job, options: argparse.Namespace, actions: Actions) -> None:
         actions.note(f"  gcloud ai {group} {verb} NUMBER --project={options.project} --region={options.region}")
 
 
-def _notes(options: argparse.Namespace, machine: Machine, study: study_lib.Study | None) -> Iterator[str]:
+def _notes(job: Job, options: argparse.Namespace, machine: Machine, study: study_lib.Study | None) -> Iterator[str]:
     """What to know about the job."""
     # "Understand the training service": its table of common errors says the first, the text above it the second.
     restarts = (
@@ -138,7 +138,11 @@ def _notes(options: argparse.Namespace, machine: Machine, study: study_lib.Study
             "supported from v6e on. This has not been run."
         )
     if machine.pjrt:
-        yield "TensorFlow loads /lib/libtpu.so of the image by the PJRT interface."
+        # "TensorFlow training on TPU v5e requires the PJRT runtime": "Training with TPU accelerators".
+        yield (
+            "The image must set NEXT_PLUGGABLE_DEVICE_USE_C_API and TF_PLUGGABLE_DEVICE_LIBRARY_PATH, as that of "
+            "./Dockerfile does, which knows where its libtpu.so is."
+        )
     if study is not None:
         yield f"Each trial writes below {options.base_output}/TRIAL and reports {study.metric} after each evaluation."
     if options.schedule:
@@ -148,15 +152,16 @@ def _notes(options: argparse.Namespace, machine: Machine, study: study_lib.Study
         )
         yield (
             "It starts a job even while another runs, which then waits for the lease of model_dir, paid for; a "
-            "--timeout_secs below the period ends the older one first. A finished model_dir stays finished: let it be "
-            "a series of runs."
+            "--timeout_secs below the period ends the older one first."
         )
+        if job.config.run_id is None:
+            yield "A finished model_dir stays finished: for a new run each time, make it a series, --run_id='{date}'."
 
 
 def _build(options: argparse.Namespace, machine: Machine, actions: Actions) -> None:
     if options.image:
         actions.note("The image, from this checkout; docker must be allowed to push: gcloud auth configure-docker HOST")
-        actions.run(["docker", "build", f"--target={machine.kind}", f"--tag={options.image}", "."])
+        actions.run(["docker", "build", f"--build-arg=HARDWARE={machine.kind}", f"--tag={options.image}", "."])
         actions.run(["docker", "push", options.image])
     else:
         actions.note("The package, from this checkout; pip install build")

@@ -130,7 +130,7 @@ def _schedule(_: Job, options: argparse.Namespace) -> Iterator[str]:
 
 def _paths(job: Job, options: argparse.Namespace) -> Iterator[str]:
     for name, path in local_paths(job).items():
-        if not path.startswith(_MOUNT) and (name, path) != ("init_from", "last"):
+        if not path.startswith(_MOUNT):
             yield f"{name} is on this machine only; put it into a bucket, gs://... or {_MOUNT}... Received: {path!r}"
     config = job.config
     named = config.dataset and "/" not in config.dataset and not config.dataset.startswith("synthetic")

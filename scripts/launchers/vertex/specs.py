@@ -14,8 +14,6 @@ Spec = dict[str, Any]
 TPU_OF_THIS_VM = "local"
 SUPERVISE = "scripts/supervise"  # in the image, from its working directory
 MODULE = "trainer.main"
-# "TensorFlow training on TPU v5e requires the PJRT runtime": "Training with TPU accelerators".
-PJRT = {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/libtpu.so"}
 _STRATEGIES = {"spot": "SPOT", "flex-start": "FLEX_START"}
 _ALGORITHMS = {"random": "RANDOM_SEARCH", "grid": "GRID_SEARCH"}  # unspecified: the service's own, Bayesian
 _GOALS = {"max": "MAXIMIZE", "min": "MINIMIZE"}
@@ -76,11 +74,10 @@ def _pool(job: Job, options: argparse.Namespace, machine: Machine, *, replicas: 
     pool: Spec = {"machineSpec": dict(machine.spec), "replicaCount": replicas}
     if options.disk_gb is not None:
         pool["diskSpec"] = {"bootDiskSizeGb": options.disk_gb}
-    env = {**(PJRT if machine.pjrt else {}), **dict(options.env)}
     task = _python_package(job, options, machine) if options.package else _container(job, options, machine)
     [content] = task.values()
-    if env:
-        content["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    if options.env:
+        content["env"] = [{"name": name, "value": value} for name, value in dict(options.env).items()]
     return {**pool, **task}
 
 
@@ -135,8 +132,10 @@ def _domain(parameter: Parameter) -> Mapping[str, Any]:
     if parameter.type in ("double", "integer"):
         limits = {"minValue": parameter.min, "maxValue": parameter.max}
         return {f"{parameter.type}ValueSpec": limits, "scaleType": _SCALES[parameter.scale]}
-    # DISCRETE values are doubles in the API, and trials have been seen to get 64 as "64.0", which no option for a whole
-    # number takes (github.com/kuds/mesozoic-labs/pull/197). A category arrives as the text that it is.
-    if parameter.type == "discrete" and not all(isinstance(value, int) for value in parameter.values):
+    # DISCRETE values are doubles in the API, and trials have been seen to get 64 as "64.0"
+    # (github.com/kuds/mesozoic-labs/pull/197): the trainer's options take that for a whole number, a model's may not. A
+    # category arrives as the text that it is.
+    whole_of_model = parameter.name.startswith(MODEL_OPTION) and all(isinstance(n, int) for n in parameter.values)
+    if parameter.type == "discrete" and not whole_of_model:
         return {"discreteValueSpec": {"values": [float(value) for value in parameter.values]}}
     return {"categoricalValueSpec": {"values": [config_lib.to_flag(value) for value in parameter.values]}}

@@ -4,6 +4,7 @@ A strategy takes over its whole process, so whatever connects runs in processes 
 TPU is here: the TPU worker is a tf.distribute.Server without one, and the last error says so.
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -265,14 +266,23 @@ def test_resolve_imports_no_tensorflow(start):
 @pytest.mark.slow
 def test_named_tpu(start, tmp_path, tpu_worker):
     """Every state of the API, through the real cloud-tpu-client; then on to a real worker, which has no TPU."""
-    nodes = {"ready": Node("READY", tpu_worker), "creating": Node("CREATING"), "preempted": Node("PREEMPTED")}
+    ill = Node("READY", tpu_worker, None, None, "UNHEALTHY_MAINTENANCE", "Host goes down.", ("LOW_MEMORY",))
+    nodes = {
+        "created": [Node("CREATING"), 503, Node("READY"), Node("READY", tpu_worker, health="HEALTHY")],
+        "creating": Node("CREATING"),
+        "preempted": Node("PREEMPTED"),
+        "stopped": Node("STOPPED"),
+        "ill": ill,
+    }
     with TpuApi(nodes) as api:
         place = f'tpu_zone="{ZONE}", tpu_project="{PROJECT}"'
-        creating, preempted, unknown, forbidden, failing, proxied, nobody, ready = results(
+        creating, preempted, stopped, ill, unknown, forbidden, failing, proxied, nobody, created = results(
             start(
                 f"""
-            attempt(tpu="creating", {place})
+            attempt(tpu="creating", timeout=2, {place})
             attempt(tpu="preempted", {place})
+            attempt(tpu="stopped", {place})
+            attempt(tpu="ill", timeout=2, {place})
             attempt(tpu="unknown", {place})
             attempt(tpu="403", {place})
             attempt(tpu="503", {place})
@@ -280,24 +290,30 @@ def test_named_tpu(start, tmp_path, tpu_worker):
             attempt(tpu="creating", {place})
             del os.environ["http_proxy"]
             del os.environ["GOOGLE_APPLICATION_CREDENTIALS"]
-            attempt(tpu="ready", {place})
+            attempt(tpu="created", {place})
             os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = "{tmp_path}/service-account.json"
-            os.environ["TPU_CONFIG"] = json.dumps(dict(tpu_node_name="ready", zone="{ZONE}", project="{PROJECT}"))
+            os.environ["TPU_CONFIG"] = json.dumps(dict(tpu_node_name="created", zone="{ZONE}", project="{PROJECT}"))
             attempt(tpu="auto")
         """,
                 **api.environ(tmp_path),
             )
         )
-    assert creating["exit"] == 75 and "is CREATING, not READY" in creating["text"]
+    assert creating["exit"] == 75 and "which is CREATING, not READY" in creating["text"]
+    assert "Gave up after 2 s" in creating["text"] and "--connect_timeout_secs" in creating["text"]
     assert preempted["exit"] == 75 and "is PREEMPTED" in preempted["text"] and "create it again" in preempted["text"]
+    assert stopped["exit"] == 75 and "is STOPPED" in stopped["text"] and "tpu-vm start" in stopped["text"]
+    assert ill["exit"] == 75 and "READY but UNHEALTHY_MAINTENANCE; Host goes down.; LOW_MEMORY" in ill["text"]
     assert unknown["exit"] == 78 and "TPU unknown" in unknown["text"] and "does not exist" in unknown["text"]
-    assert forbidden["exit"] == 78 and "No permission" in forbidden["text"]
+    assert forbidden["exit"] == 78 and "No permission" in forbidden["text"] and "roles/tpu.viewer" in forbidden["text"]
     assert failing["exit"] == 75 and "503" in failing["text"]
     assert proxied["exit"] == 78 and "Install PySocks" in proxied["text"]
     assert nobody["exit"] == 78 and "without credentials" in nobody["text"]
-    assert ready["exit"] == 78 and f"127.0.0.1:{tpu_worker[1]}" in ready["text"] and "has no TPU" in ready["text"]
-    names = [name.rpartition("/")[2] for name in api.asked]
-    assert names == ["creating", "preempted", "unknown", "403", "503", "ready"]
+    assert created["exit"] == 78 and f"127.0.0.1:{tpu_worker[1]}" in created["text"] and "has no TPU" in created["text"]
+    looks = collections.Counter(name.rpartition("/")[2] for name in api.asked)
+    once = ("preempted", "stopped", "unknown", "403")
+    assert {name: looks[name] for name in once} == dict.fromkeys(once, 1)
+    assert looks["503"] == 4 and looks["created"] == 4
+    assert 2 <= looks["creating"] <= 3  # with growing pauses: no busy loop
 
 
 @pytest.mark.slow
@@ -308,13 +324,13 @@ def test_metadata_server_names_zone_and_project(start, tmp_path, silent):
         for proxy, timeout in {cases}:
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({{"http": proxy}}))
             urllib.request.install_opener(opener)
-            attempt(tpu="creating", timeout=timeout)
+            attempt(tpu="preempted", timeout=timeout)
     """
-    with TpuApi({"creating": Node("CREATING")}) as api:
+    with TpuApi({"preempted": Node("PREEMPTED")}) as api:
         cases = [(api.url, 60), ("http://127.0.0.1:1", 60), (f"http://127.0.0.1:{silent(b'')}", 1)]
         told, refused, mute = results(start(script.format(cases=cases), **api.environ(tmp_path)))
-    assert told["exit"] == 75 and "is CREATING" in told["text"]
-    assert api.asked == [f"projects/{PROJECT}/locations/{ZONE}/nodes/creating"]
+    assert told["exit"] == 75 and "is PREEMPTED" in told["text"]
+    assert api.asked == [f"projects/{PROJECT}/locations/{ZONE}/nodes/preempted"]
     assert mute["exit"] == 75 and "Gave up after 1 s" in mute["text"] and "metadata server" in mute["text"]
     assert refused["exit"] == 78 and "Give --tpu_project and --tpu_zone" in refused["text"]
 

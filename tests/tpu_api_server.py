@@ -43,17 +43,25 @@ class Node:
     kind: str | None = None
     version: str | None = None
     health: str | None = None
+    health_description: str | None = None
+    symptoms: tuple[str, ...] = ()
+
+
+# A node that stays as it is, or one for each look (an HTTP status where that fails), of which the last one stays.
+Nodes = dict[str, Node | list[Node | int]]
 
 
 class TpuApi:
-    """Serves `nodes` of project PROJECT, zone ZONE until closed; a node named '403' or '503' gets that answer.
+    """Serves `nodes` of project PROJECT, zone ZONE until closed; they may change meanwhile.
+
+    A node named '403' or '503' gets that answer.
 
     Attributes:
       url: of the server.
       asked: names ('projects/…/nodes/…') that were looked up, in order.
     """
 
-    def __init__(self, nodes: dict[str, Node]):
+    def __init__(self, nodes: Nodes):
         self.nodes = nodes
         self.asked: list[str] = []
         api = self
@@ -114,12 +122,27 @@ class TpuApi:
             return int(name), {"error": {"code": int(name), "message": "as asked for"}}
         if (match[2], match[3]) != (PROJECT, ZONE) or name not in self.nodes:
             return 404, {"error": {"code": 404, "message": f"Resource '{match[1]}' was not found"}}
-        node = self.nodes[name]
+        node = self._next(name)
+        if isinstance(node, int):
+            return node, {"error": {"code": node, "message": "as asked for"}}
         description: dict[str, typing.Any] = {"name": match[1], "state": node.state}
         if node.worker:
             description["networkEndpoints"] = [{"ipAddress": node.worker[0], "port": node.worker[1]}]
-        told = {"acceleratorType": node.kind, "tensorflowVersion": node.version, "health": node.health}
+        if node.symptoms:
+            description["symptoms"] = [{"symptomType": symptom, "details": "on worker 0"} for symptom in node.symptoms]
+        told = {
+            "acceleratorType": node.kind,
+            "tensorflowVersion": node.version,
+            "health": node.health,
+            "healthDescription": node.health_description,
+        }
         return 200, description | {name: value for name, value in told.items() if value is not None}
+
+    def _next(self, name: str) -> Node | int:
+        node = self.nodes[name]
+        if not isinstance(node, list):
+            return node
+        return node.pop(0) if len(node) > 1 else node[0]
 
     def _discovery_document(self) -> dict[str, typing.Any]:
         nodes = {"methods": {"get": _GET_NODE}}

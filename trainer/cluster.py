@@ -7,23 +7,20 @@ so after an error of `connect` the process has to end with `os._exit`. On missin
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import logging
 import os
-import re
 import signal
 import socket
-import threading
 import typing
-import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 
-from trainer import diagnose
-from trainer.errors import ConfigError, RetryError, TrainerError
-from trainer.hardware import GRPC, LOCAL, Target, Workers, local_chips, parse_grpc
+from trainer import diagnose, tpu_node
+from trainer.errors import ConfigError, RetryError
+from trainer.hardware import GRPC, LOCAL, Target, Workers, local_chips
+from trainer.watchdog import Watchdog
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -35,7 +32,6 @@ _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _HTTP2_SETT
 _NO_REPLICAS = "Cannot set up --replicas"
 
 _log = logging.getLogger(__name__)
-_T = typing.TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +90,7 @@ def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:
     import tensorflow as tf
 
     if target.tpu is not None:
-        watchdog = _Watchdog(connect_timeout_secs)
+        watchdog = Watchdog(connect_timeout_secs)
         return watchdog.run(lambda: _connect_tpu(tf, target, watchdog))
     if target.workers is not None:
         return _connect_workers(tf, target.workers, target.replicas, connect_timeout_secs)
@@ -118,33 +114,7 @@ def rehearse(num_replicas: int) -> tuple[Cluster, Cluster]:
     return _single_cpu(tf), _virtual_cpus(tf, num_replicas)
 
 
-class _Watchdog:
-    """Runs work that may never return, TensorFlow's gRPC above all, and gives up on it at a deadline."""
-
-    def __init__(self, timeout_secs: float):
-        self._timeout_secs = timeout_secs
-        self.waiting_for = ""  # the work says what it is about to wait for
-
-    def run(self, work: Callable[[], _T]) -> _T:
-        """Returns or raises what `work` does; RetryError with `waiting_for` when the deadline comes first."""
-        outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-        def report() -> None:
-            try:
-                outcome.set_result(work())
-            except BaseException as error:
-                outcome.set_exception(error)
-
-        threading.Thread(target=report, name="connect", daemon=True).start()
-        if not concurrent.futures.wait([outcome], timeout=self._timeout_secs).done:
-            raise RetryError(
-                f"Gave up after {self._timeout_secs:g} s of waiting for {self.waiting_for}. "
-                "Check that it is up and reachable and run again, or wait longer with --connect_timeout_secs."
-            )
-        return outcome.result()
-
-
-def _connect_tpu(tf: typing.Any, target: Target, watchdog: _Watchdog) -> Cluster:
+def _connect_tpu(tf: typing.Any, target: Target, watchdog: Watchdog) -> Cluster:
     if target.tpu == LOCAL:
         _require_tpu_devices(tf)
     resolver, addresses = _look_up(tf, target, watchdog)
@@ -275,23 +245,14 @@ def _require_tpu_devices(tf: typing.Any) -> None:
     )
 
 
-def _look_up(tf: typing.Any, target: Target, watchdog: _Watchdog) -> tuple[typing.Any, Sequence[tuple[str, int]]]:
+def _look_up(tf: typing.Any, target: Target, watchdog: Watchdog) -> tuple[typing.Any, Sequence[tuple[str, int]]]:
     """Returns the resolver to connect with, and (host, port) of each worker: none for this machine's own chips."""
-    name = target.tpu
-    place = f"project {target.project or 'of this VM'}, zone {target.zone or 'of this VM'}"
-    watchdog.waiting_for = f"the Cloud TPU API to describe {name} ({place})"
-    if not (target.zone and target.project):
-        watchdog.waiting_for += ", or the metadata server to name them"
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name, zone=target.zone, project=target.project)
-        workers = resolver.cluster_spec().as_dict().get("worker", [])
-        if name == LOCAL or target.addresses:
-            return resolver, target.addresses
-        address = GRPC + ",".join(workers)
-        # By address from here on: TensorFlow would ask the API again at every step.
-        return tf.distribute.cluster_resolver.TPUClusterResolver(address), parse_grpc(address)
-    except Exception as error:  # the client lets those of oauth2client, httplib2, urllib and its own through
-        raise lookup_error(error, f"TPU {name} ({place}; {target.source})") from error
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver
+    if target.tpu == LOCAL or target.addresses:
+        return resolver(target.tpu), target.addresses
+    workers = tpu_node.wait_until_usable(target, watchdog).workers
+    # By address from here on: by name, TensorFlow would ask the API again at every step.
+    return resolver(GRPC + ",".join(f"{host}:{port}" for host, port in workers)), workers
 
 
 def probe(host: str, port: int, *, timeout_secs: float | None = None) -> None:
@@ -329,12 +290,6 @@ def _bypass_proxy(hosts: Sequence[str]) -> None:
 
 # --- errors ---
 
-_NODE_STATES = {
-    "CREATING": "Wait until it is READY and run again",
-    "PREEMPTED": "It was taken away: delete it, create it again and run again",
-    "STOPPED": "Start it and run again",
-}
-
 
 @contextlib.contextmanager
 def _translated(tf: typing.Any, what: str) -> Iterator[None]:
@@ -344,33 +299,3 @@ def _translated(tf: typing.Any, what: str) -> Iterator[None]:
             yield
     except tf.errors.OpError as error:
         raise RetryError(f"{what}: TensorFlow says: {diagnose.short(error)}. Run again.") from error
-
-
-def lookup_error(error: Exception, what: str) -> TrainerError:
-    """Sorts a failed look-up by name into what another try can and cannot mend."""
-    if state := re.search(r'is not yet ready; state: "(\w+)"', str(error)):
-        remedy = _NODE_STATES.get(state[1], "Run again when it is READY")
-        return RetryError(f"{what} is {state[1]}, not READY. {remedy}.")
-    # cloud-tpu-client wraps errors of the API in ValueError with advice of its own: the cause is in its context.
-    cause = error.__context__ or error
-    reason = f"{type(cause).__name__}: {diagnose.short(cause)}"
-    if isinstance(error, urllib.error.URLError):  # urllib is what it asks the metadata server with
-        return ConfigError(
-            f"Cannot look up {what}: no metadata server tells this machine's project and zone. "
-            f"Give --tpu_project and --tpu_zone. {reason}"
-        )
-    status = getattr(getattr(cause, "resp", None), "status", None)
-    if status == 404:
-        return ConfigError(f"{what} does not exist. Check the name, --tpu_zone and --tpu_project.")
-    if status in (401, 403):
-        return ConfigError(f"No permission to look up {what}. Ask for the role roles/tpu.viewer. {reason}")
-    if "Credentials" in type(cause).__name__:
-        return ConfigError(
-            f"Cannot look up {what} without credentials. Run `gcloud auth application-default login`, or set "
-            f"GOOGLE_APPLICATION_CREDENTIALS. {reason}"
-        )
-    if type(cause).__name__ == "ProxiesUnavailableError":  # of httplib2, whatever no_proxy says
-        return ConfigError(
-            f"Cannot look up {what} through a proxy. Install PySocks, or unset http_proxy and https_proxy."
-        )
-    return RetryError(f"Cannot look up {what} now. {reason}")

@@ -6,14 +6,13 @@ import re
 import socket
 from collections.abc import Iterator
 
-from trainer import hardware, plan
+from trainer import hardware, plan, tpu_node
 from trainer.doctor.findings import Case, Finding, failed, passed, refused, skipped, warned
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError, RetryError, TrainerError
 from trainer.preflight import slices
 
 PROBE_SECS = 8.0  # for one worker: below the limit of the check, so that it can say which ones are silent
 _PARALLEL_PROBES = 32
-_HEALTHY = ("HEALTHY", "HEALTH_UNSPECIFIED", None)
 
 
 def _resolve(case: Case) -> hardware.Target:
@@ -71,30 +70,15 @@ def node(case: Case) -> Iterator[Finding]:
     if found is None or found.tpu in (None, hardware.LOCAL) or found.addresses:
         yield skipped("TPU node", "no TPU is asked for by name")
         return
-    from cloud_tpu_client import Client
-
-    from trainer import cluster
-
-    what = (
-        f"TPU {found.tpu} (project {found.project or 'of this VM'}, zone {found.zone or 'of this VM'}; {found.source})"
-    )
-    try:
-        client = Client(found.tpu, found.zone, found.project)
-        endpoints = client.network_endpoints()  # raises where it is not READY
-        health, kind, version = client.health(), client.accelerator_type(), client.runtime_version()
-        symptoms = client.symptoms() or []
-    except Exception as error:  # the client lets those of oauth2client, httplib2, urllib and its own through
-        raise cluster.lookup_error(error, what) from error
-    facts = {
-        "node_workers": tuple((endpoint["ipAddress"], int(endpoint["port"])) for endpoint in endpoints),
-        "node_type": kind,
-        "node_version": version,
-    }
-    yield passed("TPU node", f"{what} is READY: {kind or 'of unknown type'}, {len(endpoints)} workers", **facts)
-    if health not in _HEALTHY:
-        told = "".join(f"; {symptom.get('symptomType')}: {symptom.get('details', '')}" for symptom in symptoms)
-        remedy = "Wait until it is HEALTHY, or delete it and create it again"
-        yield failed("TPU health", f"{found.tpu} is {health}{told}", remedy, retryable=True)
+    lookup = tpu_node.Lookup(found)
+    told = lookup.ask()
+    if told.state != tpu_node.READY:
+        raise RetryError(f"{lookup.what} is {told.trouble}. {told.remedy}.")
+    facts = {"node_workers": told.workers, "node_type": told.accelerator_type, "node_version": told.version}
+    kind = told.accelerator_type or "of unknown type"
+    yield passed("TPU node", f"{lookup.what} is READY: {kind}, {len(told.workers)} workers", **facts)
+    if not told.is_healthy:
+        yield failed("TPU health", f"{found.tpu} is {told.trouble}", told.remedy, retryable=True)
 
 
 def node_unfinished(how: str) -> Finding:

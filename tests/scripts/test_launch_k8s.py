@@ -17,11 +17,10 @@ import pytest
 import yaml
 
 from scripts.launchers import command_line
-from tests.scripts import kubernetes_api
+from tests.scripts import kubernetes_api, walkthrough
 from trainer import config, errors, hardware
 
 ROOT = pathlib.Path(__file__).parents[2]
-README = ROOT / "scripts" / "README-k8s.md"
 RUN = """
 dataset = "digits"
 data_dir = "gs://bucket/datasets"
@@ -401,13 +400,7 @@ def test_what_kubectl_cannot_do_is_worth_another_try(cluster: Cluster):
     assert "NotFound" in done.stderr and "`kubectl` ended with exit code 1" in done.stderr
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"^```\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.startswith("scripts/launch ")]
-
-
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", walkthrough.commands("scripts/launch k8s"))
 def test_walk_through(run_toml: pathlib.Path, command: str):
     words = [word for word in shlex.split(command) if word != "--submit"]
     done = subprocess.run([sys.executable, str(ROOT / words[0]), *words[1:]], text=True, capture_output=True)

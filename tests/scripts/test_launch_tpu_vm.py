@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import GUARD_SECS, ROOT, clean_environ
+from tests.scripts import walkthrough
 from tests.scripts.tpu_cloud import PROJECT, ZONE, TpuCloud
 
 CONFIG = {"model_dir": "gs://bucket/runs/digits", "data_dir": "gs://bucket/datasets", "dataset": "digits"}
@@ -262,18 +263,11 @@ def test_the_real_gcloud_takes_the_commands(tmp_path: pathlib.Path) -> None:
 # --- the walk-throughs ---
 
 
-def launches(name: str) -> list[str]:
-    """Every `scripts/launch` command of a Markdown file's fenced blocks."""
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "scripts" / name).read_text(), re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.startswith("scripts/launch ")]
-
-
 def test_every_command_of_the_walk_through(tmp_path: pathlib.Path) -> None:
     """In the order in which a reader types them, with the files that the text tells to write; none is submitted."""
     (tmp_path / "digits.json").write_text(json.dumps(CONFIG))
     (tmp_path / "secrets.env").write_text("TRAINER_ALERT_URL=https://alerts.invalid/hook\n")
-    lines = launches("README-tpu-vm.md")
+    lines = walkthrough.commands("scripts/launch tpu-vm")
     assert lines
     for line in lines:
         words = [word for word in shlex.split(line, comments=True)[2:] if word != "--submit"]
@@ -282,8 +276,8 @@ def test_every_command_of_the_walk_through(tmp_path: pathlib.Path) -> None:
 
 def test_every_command_of_the_notebook() -> None:
     """The trainer takes its command lines; the rest needs a notebook."""
-    text = (ROOT / "scripts/README-notebook.md").read_text()
-    flags = re.findall(r"^!(?:python -m trainer.main|scripts/on_tpu_vm start) (.*)", text, re.MULTILINE)
+    lines = walkthrough.commands("!python -m trainer.main ") + walkthrough.commands("!scripts/on_tpu_vm start ")
+    flags = [line.partition("--")[1] + line.partition("--")[2] for line in lines]
     assert len(flags) == 4
     for line in flags:
         command = [sys.executable, "-m", "trainer.main", *shlex.split(line), "--print_config"]

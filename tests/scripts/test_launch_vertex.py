@@ -10,7 +10,6 @@ import http.server
 import json
 import os
 import pathlib
-import re
 import shlex
 import shutil
 import ssl
@@ -22,6 +21,7 @@ import pytest
 
 from scripts.launchers import command_line
 from scripts.launchers.vertex import machines
+from tests.scripts import walkthrough
 from trainer import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -557,20 +557,14 @@ def test_nothing_is_built_where_the_job_could_not_be_submitted(tmp_path, monkeyp
 # --- the walk-through
 
 
-def walk_through():
-    text = (ROOT / "scripts" / "README-vertex.md").read_text()
-    blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
-    return [line for line in blocks.splitlines() if line.startswith("scripts/launch ")]
-
-
-@pytest.mark.parametrize("command", walk_through())
+@pytest.mark.parametrize("command", walkthrough.commands("scripts/launch vertex"))
 def test_commands_of_the_walk_through_work(command, capsys):
     words = [word for word in shlex.split(command)[1:] if word != "--submit"]
     assert command_line.main(words) == 0, capsys.readouterr().err
 
 
 def test_walk_through_is_there_and_the_tool_runs(tmp_path):
-    commands = walk_through()
+    commands = walkthrough.commands("scripts/launch vertex")
     assert len(commands) >= 5
     words = shlex.split(commands[0])
     done = subprocess.run([sys.executable, ROOT / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True)

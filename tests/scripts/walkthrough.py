@@ -1,0 +1,13 @@
+"""The commands that scripts/README.md tells its readers to type."""
+
+import pathlib
+import re
+
+_README = pathlib.Path(__file__).parent.parent.parent / "scripts" / "README.md"
+_BLOCK = re.compile(r"^```\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def commands(beginning: str) -> list[str]:
+    """The lines of its fenced blocks that begin so, in their order, each in one piece."""
+    blocks = "".join(_BLOCK.findall(_README.read_text())).replace("\\\n", " ")
+    return [line for line in blocks.splitlines() if line.startswith(beginning)]

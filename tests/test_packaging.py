@@ -47,7 +47,16 @@ def constraints() -> dict[str, str]:
 
 
 def test_extras_have_their_names():
-    assert list(setup_cfg()["options.extras_require"]) == ["cpu", "gpu", "tpu", "preflight", "digits", "beam", "dev"]
+    assert list(setup_cfg()["options.extras_require"]) == [
+        "cpu",
+        "gpu",
+        "tpu",
+        "preflight",
+        "tune",
+        "digits",
+        "beam",
+        "dev",
+    ]
 
 
 def test_libtpu_is_pinned_to_what_imports():
@@ -63,14 +72,14 @@ def test_preflight_pins_what_its_compiler_was_written_for():
     }
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "digits", "dev", "preflight"])
+@pytest.mark.parametrize("extra", [None, "cpu", "digits", "dev", "preflight", "tune"])
 def test_installed_versions_are_in_the_ranges(extra):
     for requirement in requirements(*[extra] if extra else []):
         version = metadata.version(requirement.name)
         assert requirement.specifier.contains(version), f"{requirement} but {version} is installed"
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "tpu", "digits", "dev", "preflight"])
+@pytest.mark.parametrize("extra", [None, "cpu", "tpu", "digits", "dev", "preflight", "tune"])
 def test_constraints_pin_every_requirement_within_its_range(extra):
     for requirement in requirements(*[extra] if extra else []):
         if requirement.name == "libtpu":  # tpu and preflight need different ones
@@ -151,7 +160,7 @@ def test_core_tests_pass_on_other_tensorflow(venv, tmp_path, version):
     # Only TensorFlow is held: the rest is the newest that goes with it, as for a user without constraints.txt.
     held = tmp_path / "tensorflow.txt"
     held.write_text(f"tensorflow=={version}\ntensorflow-cpu=={version}\n")
-    venv.install("cpu,digits,dev,preflight", held)
+    venv.install("cpu,digits,dev,preflight,tune", held)
     # Warnings of other versions are not errors (-W default).
     options = ["-m", "not slow and not nightly", "-W", "default", "-p", "no:cacheprovider", "-q"]
     done = venv.run("-m", "pytest", *options, *CORE_TESTS)

@@ -22,7 +22,7 @@ from trainer import (
     training,
 )
 from trainer.assembly import Assembly
-from trainer.callbacks import Callback
+from trainer.callbacks import Callback, hypertune
 from trainer.callbacks.clock import LoopClock
 from trainer.callbacks.events import Events
 from trainer.callbacks.lines import Lines
@@ -210,7 +210,8 @@ class Train:
             requested=self.stops.take_profile_request,
             start_step=start_step,
         )
-        return [timer, records, profile, SlowInput(tell)]
+        callbacks = [timer, records, profile, SlowInput(tell)]
+        return [*callbacks, hypertune.Hypertune()] if hypertune.is_wanted() else callbacks
 
     def _examine(self, step: int) -> str:
         """The post-mortem of a step, written down by the chief."""

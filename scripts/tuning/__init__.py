@@ -1,0 +1,1 @@
+"""What `scripts/tune` does: command_line -> tuner -> history (Optuna), trial (a process), report. No TensorFlow."""

@@ -119,7 +119,7 @@ def test_a_study_whose_first_trials_all_fail_ends(tmp_path, quick):
 def test_a_metric_that_is_not_evaluated_is_told_at_once(tmp_path, quick):
     study = Study("acuracy", "max", 2, 2, "random", (RATE,))
     with pytest.raises(ConfigError, match="no metric 'acuracy'; they have accuracy, loss"):
-        run(tmp_path, study, {0: ([0.5], []), 1: ([], [])})
+        run(tmp_path, study, {0: ([0.5], [0]), 1: ([0.5], [0])})
     assert [trial.state for trial in a_history(tmp_path, study).trials] == [TrialState.RUNNING] * 2
 
 

@@ -70,6 +70,8 @@ def _check(job: Job, study: Study, options: argparse.Namespace) -> None:
         problems.append("Optuna is not installed here; pip install '.[tune]'")
     if job.config.mode != "train_and_eval":
         problems.append(f"a trial trains and evaluates; leave out mode. Received: {job.config.mode}")
+    if job.config.run_id is not None:
+        problems.append(f"each trial has a directory of its own; leave out run_id. Received: {job.config.run_id}")
     if study.parallel > 1 and job.config.tpu is not None:
         problems.append(f"a TPU takes one trial at a time; give parallel=1. Received: {study.parallel}")
     if "://" in options.out:

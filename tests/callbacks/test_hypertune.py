@@ -33,7 +33,7 @@ def test_a_trial_reports_every_evaluation(trainer: Trainer, tmp_path):
         for line in read(path)
         for name in line.keys() - {"trial", "global_step", "timestamp", "checkpoint_path"}
     ]
-    evaluations = [record for record in metrics_of(tmp_path / "run") if "eval/accuracy" in record]
+    evaluations = [record for record in metrics_of(tmp_path / "run" / "trial-3") if "eval/accuracy" in record]
     assert [record["step"] for record in evaluations] == [2, 4]
     assert sorted(told) == sorted(
         ("3", record["step"], name.removeprefix("eval/"), value)

@@ -313,6 +313,7 @@ def test_no_real_trial_outlives_a_killed_tuner(place):
     [
         (["--seed=-1"], "--seed must be at least 0"),
         (["--", "--mode=train"], "leave out mode"),
+        (["--", "--run_id={date}"], "leave out run_id"),
         (["--", "--tpu=local"], "one trial at a time"),
         (["--", "--learning_rate=x"], "learning_rate takes a number"),
     ],

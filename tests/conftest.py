@@ -64,8 +64,8 @@ def trainer(digits_dir: pathlib.Path) -> Trainer:
 
 
 def clean_environ() -> dict[str, str]:
-    """This process' environment without what would send a run to other hardware."""
-    ours = ("TPU", "KUBE_GOOGLE", "TF_CONFIG", "CLUSTER_SPEC", "AIP_")
+    """This process' environment without what would send a run to other hardware, and without what jax has set in it."""
+    ours = ("TPU", "KUBE_GOOGLE", "TF_CONFIG", "CLUSTER_SPEC", "AIP_", "TF_CPP_MIN_LOG_LEVEL")
     return {key: value for key, value in os.environ.items() if not key.startswith(ours)} | {"PYTHONPATH": str(ROOT)}
 
 

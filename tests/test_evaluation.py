@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 from data import pipeline
 from data.datasets import digits
 from tests.conftest import GUARD_SECS, Trainer
+from trainer.training import Position
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +76,10 @@ def _logits(model_dir: pathlib.Path, images: np.ndarray, folder: pathlib.Path) -
     command = [sys.executable, "-I", "-c", SERVE, str(model_dir / "export"), "images.npy", "logits.npy"]
     subprocess.run(command, check=True, timeout=GUARD_SECS, cwd=folder)
     return np.load(folder / "logits.npy")
+
+
+def test_a_checkpoint_is_not_judged_by_the_metrics_of_another_step() -> None:
+    at = Position(step=20, evaluated=20, metrics={"loss": 0.5})
+    assert at.facts()["metrics"] == {"loss": 0.5}
+    at.step = 30
+    assert at.facts() == {"evaluated": 20, "metrics": {}, "passed_over": []}

@@ -43,10 +43,10 @@ class Position:
     passed_over: list[list[int]] = dataclasses.field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
-        """All but the step, as JSON holds it."""
+        """All but the step, as JSON holds it; without metrics that are of an earlier step, and say nothing of this."""
         facts = dataclasses.asdict(self)
         del facts["step"]
-        return facts
+        return facts | {"metrics": self.metrics if self.evaluated == self.step else {}}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -238,7 +238,7 @@ def test_tf_config():
         ('{"cluster": {"worker": ["a:1", "a:1"]}}', "each address once"),
         ('{"cluster": {"chief": ["a:1", "b:1"]}}', "one chief"),
         ('{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}}', "of type ps"),
-        ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}', "must name"),
+        ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 1}}', "must name"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}', "must name"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": -1}}', "must name"),
         ('{"cluster": {"worker": ["a:1", "b:1"]}}', "must name"),

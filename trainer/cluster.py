@@ -45,6 +45,7 @@ class Cluster:
     worker_index: int
     num_hosts: int  # input pipelines of the whole cluster
     description: str  # one line: how it was resolved, and the devices
+    has_evaluator: bool = False  # a process that does not train evaluates what these train
 
     @property
     def is_chief(self) -> bool:
@@ -91,10 +92,15 @@ def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:
 
     if target.tpu is not None:
         watchdog = Watchdog(connect_timeout_secs)
-        return watchdog.run(lambda: _connect_tpu(tf, target, watchdog))
-    if target.workers is not None:
-        return _connect_workers(tf, target.workers, target.replicas, connect_timeout_secs)
-    return _connect_this_machine(tf, target.replicas)
+        connected = watchdog.run(lambda: _connect_tpu(tf, target, watchdog))
+    elif target.workers is not None:
+        connected = _connect_workers(tf, target.workers, target.replicas, connect_timeout_secs)
+    else:
+        connected = _connect_this_machine(tf, target.replicas)
+    if target.evaluation != "elsewhere":
+        return connected
+    description = f"{connected.description}; an evaluator evaluates beside them"
+    return dataclasses.replace(connected, description=description, has_evaluator=True)
 
 
 def rehearse(num_replicas: int) -> tuple[Cluster, Cluster]:
@@ -148,14 +154,19 @@ def _connect_workers(tf: typing.Any, workers: Workers, replicas: int | None, tim
     gpus = _use_gpus(tf, replicas)
     if not gpus and replicas not in (None, 1):
         raise ConfigError(
-            f"--replicas={replicas} with a TF_CONFIG of {len(workers.addresses)} workers and no GPU: "
+            f"--replicas={replicas} with a {workers.source} of {len(workers.addresses)} workers and no GPU: "
             "MultiWorkerMirroredStrategy uses one CPU device a worker. Remove --replicas and start more workers."
         )
     _bypass_proxy([address.split(":")[0] for address in workers.addresses])
     others = ", ".join(a for i, a in enumerate(workers.addresses) if i != workers.index)
     _limit_registration(workers, timeout_secs)
+    job, index = workers.task
+    # Given, so that TensorFlow does not read TF_CONFIG itself: it knows neither CLUSTER_SPEC nor what is refused here.
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(workers.tasks), task_type=job, task_id=index, num_accelerators={"GPU": gpus}
+    )
     with _translated(tf, f"Cannot train with {others}"):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
     _take_back_sigterm()
     num_workers, num_replicas = len(workers.addresses), strategy.num_replicas_in_sync
     return Cluster(
@@ -165,8 +176,8 @@ def _connect_workers(tf: typing.Any, workers: Workers, replicas: int | None, tim
         num_workers=num_workers,
         worker_index=workers.index,
         num_hosts=num_workers,
-        description=f"{'GPU' if gpus else 'CPU'}: {num_replicas} replicas on {num_workers} workers of TF_CONFIG, "
-        f"this is {workers.index} at {workers.addresses[workers.index]}",
+        description=f"{'GPU' if gpus else 'CPU'}: {num_replicas} replicas on {num_workers} workers of "
+        f"{workers.source}, this is {workers.index} at {workers.addresses[workers.index]}",
     )
 
 

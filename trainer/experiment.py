@@ -23,6 +23,7 @@ from trainer.callbacks.clock import Clock
 from trainer.config import Config, differences
 from trainer.errors import ConfigError
 from trainer.modes import parity
+from trainer.modes.follow import Follow
 from trainer.modes.measure_input import measure_input
 from trainer.modes.preflight import preflight
 from trainer.modes.train import Train
@@ -30,6 +31,8 @@ from trainer.modes.use_checkpoint import use_checkpoint
 from trainer.redact import redact
 from trainer.watch import status
 from trainer.watch.stopping import Stops
+
+_NOTHING_NEW = "nothing new in the data since the last run of {} that finished: nothing to do"
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,11 @@ def run(
     if target.workers:
         workers = {"worker_index": target.workers.index, "num_workers": len(target.workers.addresses)}
         logs.configure(config.log_format, redact=redact, **workers)
+    _refuse_idle_evaluator(target, config)
+    if target.evaluation == "only":
+        stops.when = "while it evaluated"
+        _follow(config, origins, clock, source, stops, target)
+        return
     profiles, trains = config.mode == inputs.PROFILING, config.mode in inputs.TRAINING_MODES
     if profiles:
         _refuse_several_machines(target)
@@ -127,7 +135,7 @@ def _nothing_to_do(config: Config, folder: run_dir.RunDir, of: series.Series | N
     if finished:
         return f"{folder.path} holds a finished run of these options: nothing left to do"
     if of is not None and of.has_nothing_new(data):
-        return f"nothing new in the data since the last run of {of.root}: nothing to do"
+        return _NOTHING_NEW.format(of.root)
     if of is not None and of.current is not None:
         _log.info("%s has not finished: going on with it", folder.path)
     return None
@@ -152,6 +160,34 @@ def _rehearse(config: Config, clock: Clock, source: models.ModelSource, stops: S
                 parity.compare_replicas(config, assemble, clusters, folder)
 
 
+def _follow(
+    config: Config,
+    origins: Mapping[str, Mapping[str, str]],
+    clock: Clock,
+    source: models.ModelSource,
+    stops: Stops,
+    target: hardware.Target,
+) -> None:
+    """Evaluates what others train, from a directory of its own within theirs."""
+    with storage.explained(config.model_dir):
+        config, of, read = _open(config, None)
+        if of is not None and of.has_nothing_new(read.identity()):
+            _log.info("%s", _NOTHING_NEW.format(of.root))
+            return
+    folder = _folder(config)
+    own = run_dir.RunDir(folder.file(run_dir.EVALUATOR))
+    with (
+        diagnose.kept(folder.path, redact),
+        storage.explained(folder.path),
+        guard.watching(config, own, clock, stops, is_chief=True) as watched,
+        storage.explained(folder.path),  # as in `run`
+    ):
+        with clock.measure("connecting"):
+            devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
+        with read.explained():
+            Follow(Assembly(config, clock, source, read, folder, devices, origins), watched).go()
+
+
 def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:
     """Whether this very run has come to its end in an earlier start."""
     stored = folder.read(run_dir.CONFIG)
@@ -163,12 +199,20 @@ def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:
     return config.mode not in inputs.EVALUATING_MODES or tf.io.gfile.exists(folder.export_dir)
 
 
+def _refuse_idle_evaluator(target: hardware.Target, config: Config) -> None:
+    if target.evaluation != "here" and config.mode != "train_and_eval":
+        raise ConfigError(
+            "TF_CONFIG or CLUSTER_SPEC has an evaluator, which evaluates the checkpoints of a run with "
+            f"--mode=train_and_eval and has nothing to do in others. Received: --mode={config.mode}. Leave it out"
+        )
+
+
 def _refuse_several_machines(target: hardware.Target) -> None:
     if target.is_remote or target.workers:
         raise ConfigError(
             "profile_input measures the pipeline of the machine that it runs on, and here others read too. Received: "
-            f"{target.source if target.is_remote else 'TF_CONFIG with several workers'}. Run it on one of them, with "
-            "--tpu=local on a TPU VM, and without TF_CONFIG"
+            f"{f'{target.workers.source} with several workers' if target.workers else target.source}. Run it on one of "
+            "them, with --tpu=local on a TPU VM, and without TF_CONFIG and CLUSTER_SPEC"
         )
 
 

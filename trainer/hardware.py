@@ -11,7 +11,8 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 
 from trainer.config import TPU_OF_THIS_ENVIRONMENT as AUTO
 from trainer.errors import ConfigError
@@ -21,16 +22,44 @@ GRPC = "grpc://"
 _GRPC_PORT = 8470  # of every Cloud TPU worker
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_.-]+)(:(?P<port>[0-9]{1,5}))?")
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_TRAINING_JOBS = ("chief", "worker")  # of TF_CONFIG, in the order of worker_index
+_TRAINING_JOBS = ("chief", "worker")  # in the order of worker_index
+_EVALUATOR = "evaluator"
+# Where a process reads which others there are, and what their types of tasks mean; the first that is set counts.
+# https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
+# https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
+_CLUSTERS: Mapping[str, Mapping[str, str]] = {
+    "TF_CONFIG": {"chief": "chief", "worker": "worker", "ps": "ps", "evaluator": _EVALUATOR},
+    "CLUSTER_SPEC": {
+        "workerpool0": "chief",
+        "workerpool1": "worker",
+        "workerpool2": "ps",
+        "workerpool3": _EVALUATOR,
+    },
+}
+
+# Who evaluates: "here" the process that trains, "elsewhere" an evaluator beside it; "only": this one is the evaluator.
+Evaluation = typing.Literal["here", "elsewhere", "only"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The processes that train together, from TF_CONFIG."""
+    """The processes that train together, from TF_CONFIG or CLUSTER_SPEC."""
 
     addresses: tuple[str, ...]  # host:port each; the chief first
     index: int  # of this process
-    jobs: tuple[tuple[str, int], ...]  # TF_CONFIG's task types in use, with their numbers of tasks
+    jobs: tuple[tuple[str, int], ...]  # task types of TF_CONFIG in use, with their numbers of tasks
+    source: str = "TF_CONFIG"  # the variable that names them
+
+    @property
+    def tasks(self) -> dict[str, list[str]]:
+        """The addresses by task type, as TensorFlow wants them."""
+        left = iter(self.addresses)
+        return {job: [next(left) for _ in range(count)] for job, count in self.jobs}
+
+    @property
+    def task(self) -> tuple[str, int]:
+        """Task type and index of this process."""
+        return [(job, index) for job, count in self.jobs for index in range(count)][self.index]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +72,7 @@ class Target:
     replicas: int | None
     workers: Workers | None  # None: this process trains alone
     source: str  # where `tpu` came from: 'TPU_CONFIG unset, TPU_NAME=my-tpu'
+    evaluation: Evaluation = "here"
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -52,7 +82,7 @@ class Target:
     @property
     def is_chief(self) -> bool:
         """Whether this process writes what is written once."""
-        return self.workers is None or self.workers.index == 0
+        return self.evaluation != "only" and (self.workers is None or self.workers.index == 0)
 
     @property
     def is_remote(self) -> bool:
@@ -78,13 +108,13 @@ def resolve(
         node, or 'grpc://ip[:port]' with further workers after commas.
       tpu_zone, tpu_project: of the named node; None asks TPU_CONFIG, then (in `connect`) the metadata server.
       replicas: virtual CPU replicas, or the number of GPUs to use; None means one CPU replica or all GPUs.
-      environ: environment variables; TF_CONFIG is read from here, and by TensorFlow from the process's own.
+      environ: environment variables.
       root: the directory whose dev/ lists this machine's devices.
 
     Raises:
       ConfigError: a value is malformed or in contradiction with another, or this machine has no TPU.
     """
-    workers = _parse_tf_config(environ.get("TF_CONFIG") or "{}")
+    workers, evaluation = _cluster_of_environment(environ)
     if replicas is not None and replicas < 1:
         raise ConfigError(f"--replicas must be at least 1. Received: {replicas}")
     if tpu is None:
@@ -93,7 +123,7 @@ def resolve(
                 "--tpu_zone and --tpu_project have no effect without --tpu. "
                 f"Received: tpu_zone={tpu_zone}, tpu_project={tpu_project}. Add --tpu=NAME or remove them."
             )
-        return Target(None, None, None, replicas, workers, "no TPU asked for")
+        return Target(None, None, None, replicas, workers, "no TPU asked for", evaluation)
     if replicas is not None:
         raise ConfigError(
             f"--replicas={replicas} has no effect with --tpu={tpu}: a slice has one replica a core, all of them used. "
@@ -101,8 +131,14 @@ def resolve(
         )
     if workers:
         raise ConfigError(
-            f"--tpu={tpu} with a TF_CONFIG of {len(workers.addresses)} workers: one process drives a whole TPU slice. "
-            f"Start one process and unset TF_CONFIG, or remove --tpu. Received workers: {', '.join(workers.addresses)}"
+            f"--tpu={tpu} with a {workers.source} of {len(workers.addresses)} workers: one process drives a whole TPU "
+            f"slice. Start one process and unset {workers.source}, or remove --tpu. "
+            f"Received workers: {', '.join(workers.addresses)}"
+        )
+    if evaluation == "only":
+        raise ConfigError(
+            "An evaluator uses the GPUs or the CPU of its own machine: it must not take the TPU from the run that it "
+            f"evaluates. Start it with --tpu=none. Received: --tpu={tpu}"
         )
     source = f"--tpu={tpu}"
     if tpu == AUTO:
@@ -120,7 +156,7 @@ def resolve(
             f"This machine has no TPU: no {root}dev/accel* and no {root}dev/vfio/<number>. Looked for: {source}. "
             "Run on a TPU VM (in a container, pass its devices on), name a TPU with --tpu=NAME, or leave out --tpu."
         )
-    return Target(tpu, tpu_zone or None, tpu_project or None, None, None, source)
+    return Target(tpu, tpu_zone or None, tpu_project or None, None, None, source, evaluation)
 
 
 def local_chips(root: str = "/") -> list[str]:
@@ -187,40 +223,78 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 
-def _parse_tf_config(text: str) -> Workers | None:
-    """Reads TF_CONFIG strictly, since TensorFlow waits for ever for a worker that a typo made. None: trains alone.
+def _cluster_of_environment(environ: Mapping[str, str]) -> tuple[Workers | None, Evaluation]:
+    """The workers that train together (None: this process trains alone, or not at all), and who evaluates."""
+    for variable, types in _CLUSTERS.items():
+        if text := environ.get(variable):
+            return _parse_cluster(variable, text, types)
+    return None, "here"
 
-    Format: https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
+
+def _parse_cluster(variable: str, text: str, types: Mapping[str, str]) -> tuple[Workers | None, Evaluation]:
+    """Reads a variable strictly, since TensorFlow waits for ever for a worker that a typo made.
+
+    The evaluator may stand in the cluster, as Vertex AI has it, or, as TensorFlow has it, only be a task: then the
+    others do not know of it.
     """
 
     def refuse(reason: str) -> ConfigError:
-        return ConfigError(f"TF_CONFIG {reason}. Received: {text}")
+        return ConfigError(f"{variable} {reason}. Received: {text}")
 
     try:
         config = json.loads(text)
     except ValueError as error:
         raise refuse(f"is not JSON ({error})") from error
-    cluster = config.get("cluster") if isinstance(config, dict) else None
-    if isinstance(config, dict) and not cluster:
-        return None
+    cluster = (config.get("cluster") or {}) if isinstance(config, dict) else None
     if not isinstance(cluster, dict):
-        raise refuse('is not {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}')
-    for job, tasks in cluster.items():
-        if not isinstance(tasks, list) or not all(":" in str(a) and _HOST_PORT.fullmatch(str(a)) for a in tasks):
-            raise refuse(f'needs a list of "host:port" for {job}')
-        if tasks and job not in _TRAINING_JOBS:
-            raise refuse(f"has tasks of type {job}; this program trains with chief and worker only")
-    jobs = tuple((job, len(cluster[job])) for job in _TRAINING_JOBS if cluster.get(job))
-    addresses = tuple(address for job, _ in jobs for address in cluster[job])
-    if dict(jobs).get("chief") not in (None, 1) or len(set(addresses)) < len(addresses):
-        raise refuse("must name one chief at most, and each address once")
+        job = next(iter(types))
+        raise refuse(f'is not {{"cluster": {{"{job}": ["host:port", ...]}}, "task": {{"type": "{job}", "index": 0}}}}')
+    tasks = _tasks(cluster, types, refuse)
     task = config.get("task")
     job, index = (str(task.get("type")), str(task.get("index"))) if isinstance(task, dict) else ("", "")
-    if job not in dict(jobs) or not index.isdecimal() or int(index) >= len(cluster[job]):
+    role = types[job] if job in types else None
+    if role == _EVALUATOR and index == "0" and role not in tasks:
+        return None, "only"
+    if not tasks:
+        return None, "here"
+    everyone = [address for addresses in tasks.values() for address in addresses]
+    several = any(len(tasks[one]) > 1 for one in ("chief", _EVALUATOR) if one in tasks)
+    if several or len(set(everyone)) < len(everyone):
+        raise refuse("must name one chief at most, one evaluator at most, and each address once")
+    if role not in tasks or not index.isdecimal() or int(index) >= len(tasks[role]):
         raise refuse("must name this process by task.type and task.index, as it stands in the cluster")
-    if len(addresses) == 1:
-        return None
-    return Workers(addresses, addresses.index(cluster[job][int(index)]), jobs)
+    if role == _EVALUATOR:
+        return None, "only"
+    return _workers(tasks, role, int(index), variable), "elsewhere" if _EVALUATOR in tasks else "here"
 
 
-# --- connecting ---
+def _tasks(
+    cluster: Mapping[str, object], types: Mapping[str, str], refuse: Callable[[str], ConfigError]
+) -> dict[str, list[str]]:
+    """The addresses of those jobs that have any, by what the job means."""
+    tasks: dict[str, list[str]] = {}
+    for job, addresses in cluster.items():
+        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
+            raise refuse(f'needs a list of "host:port" for {job}')
+        if not addresses:
+            continue
+        if job not in types:
+            raise refuse(f"has tasks of type {job}, where it can have {', '.join(types)}")
+        if types[job] == "ps":
+            raise refuse(
+                f"has tasks of type {job}: parameter servers are for training without synchronisation, and here every "
+                "step waits for all workers. Leave them out"
+            )
+        tasks[types[job]] = addresses
+    return tasks
+
+
+def _is_address(text: object) -> bool:
+    return ":" in str(text) and bool(_HOST_PORT.fullmatch(str(text)))
+
+
+def _workers(tasks: Mapping[str, list[str]], role: str, index: int, source: str) -> Workers | None:
+    """The processes that train; None where it is one."""
+    jobs = tuple((job, len(tasks[job])) for job in _TRAINING_JOBS if job in tasks)
+    addresses = tuple(address for job, _ in jobs for address in tasks[job])
+    return Workers(addresses, addresses.index(tasks[role][index]), jobs, source) if len(addresses) > 1 else None

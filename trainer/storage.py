@@ -35,6 +35,7 @@ _HTTP_CODE = re.compile(r"http response code (\d+)")
 _NODE_NAMES = re.compile(r"^\{\{function_node [^}]*\}\} | \[Op:\w+\]$")
 _REASON_CHARS = 600
 _READ_WAITS_SECS = (1.0, 2.0, 4.0)
+_READ_BYTES = 1 << 16
 
 
 class Fault(enum.Enum):
@@ -131,7 +132,10 @@ def is_there(directory: str) -> bool:
 def names(directory: str) -> list[str]:
     """What is in a directory, sorted; nothing where there is none."""
     if is_local(directory):
-        return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+        try:
+            return sorted(os.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):  # perhaps just removed by another process
+            return []
     try:
         return sorted({name.rstrip("/") for name in tf.io.gfile.listdir(directory)} - {""})
     except tf.errors.NotFoundError:
@@ -143,8 +147,12 @@ def names(directory: str) -> list[str]:
 
 def read(path: str) -> bytes:
     """The content of a file."""
+    content = b""
     with tf.io.gfile.GFile(path, "rb") as file:
-        return file.read()
+        # Not read(): on gs:// that takes the size from a cache, and what another process wrote may be longer.
+        while len(chunk := file.read(_READ_BYTES)) == _READ_BYTES:
+            content += chunk
+    return content + chunk
 
 
 def read_text(path: str) -> str:

@@ -83,6 +83,8 @@ class Training:
             of it: the run evaluates nothing.
         store: of checkpoints; all workers read them, the chief writes them.
         is_chief: whether this worker is the one that writes.
+        has_evaluator: whether another process evaluates the checkpoints: then one is saved wherever an evaluation is
+            due, and `evaluate` is for the last step alone, so that the end depends on nobody.
         flush: makes all records so far durable: a run that goes on from a checkpoint does not write them again.
         callbacks: are told of loops and evaluations, in this order.
     """
@@ -99,6 +101,7 @@ class Training:
         evaluate: Callable[[Callable[[], bool]], Logs | None] | None,
         store: Checkpoints,
         is_chief: bool,
+        has_evaluator: bool,
         flush: Callable[[], None],
         callbacks: Sequence[Callback],
     ):
@@ -110,6 +113,7 @@ class Training:
         self.at = at
         self._replicated, self._plan, self._config, self._around = replicated, plan, config, around
         self._batches, self._evaluate_all, self._store, self._is_chief = batches, evaluate, store, is_chief
+        self._has_evaluator = has_evaluator
         self._flush = flush
         self._callbacks = callbacks
         self._iterator: Iterator | None = None
@@ -154,6 +158,8 @@ class Training:
 
     def _evaluation_is_due(self) -> bool:
         if self._evaluate_all is None or self.at.step == 0:
+            return False
+        if self._has_evaluator and self.at.step < self._plan.train_steps:
             return False
         return self._plan.ends_segment(self.at.step) and self.at.evaluated < self.at.step
 
@@ -201,7 +207,8 @@ class Training:
             self._replicated.reset_metrics()
         if loop.end == self._plan.train_steps:
             self._replicated.finish()
-        if not self._evaluation_is_due() and self._plan.is_checkpoint(loop.end):
+        is_for_evaluator = self._has_evaluator and self._plan.ends_segment(loop.end)
+        if not self._evaluation_is_due() and (self._plan.is_checkpoint(loop.end) or is_for_evaluator):
             self._wants_save = True
 
     def _evaluate(self) -> None:

@@ -42,7 +42,7 @@ class MetricsFile(Buffered):
         return max((at for at in steps if at is not None), default=0)
 
     def _hold(self, record: Record) -> None:
-        values = {name: _valid(value) for name, value in record.values.items()}
+        values = {name: valid(value) for name, value in record.values.items()}
         self._pending.append(json.dumps({"step": record.step, **values}))
 
     def _make_durable(self) -> None:
@@ -77,8 +77,8 @@ def step_of(line: str) -> int | None:
         return None
 
 
-def _valid(value: float) -> Any:
-    """JSON knows neither NaN nor infinity: text as in protobuf's JSON, which Python's float() reads back."""
+def valid(value: float) -> Any:
+    """A number for JSON, which knows neither NaN nor infinity: text as in protobuf's JSON, which float() reads back."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -117,7 +117,7 @@ class CheckpointDir:
         found = {}
         for step in self.marked():
             with contextlib.suppress(DamagedError):
-                found[step] = self._marker(step)
+                found[step] = self.marker(step)
         return found
 
     def first_whole(self, order: Callable[[Sequence[Marker]], list[Marker]], only: str = "") -> Saved | None:
@@ -133,13 +133,13 @@ class CheckpointDir:
         """
         damaged: list[str] = []
         found = []
-        for step in self._careful(self.marked):
-            marker = self._whole_or_warn(step, functools.partial(self._marker, step), damaged)
+        for step in self.careful(self.marked):
+            marker = self._whole_or_warn(step, functools.partial(self.marker, step), damaged)
             if marker is not None:
                 found.append(marker)
         candidates = order(found)
         for marker in candidates:
-            saved = self._whole_or_warn(marker.step, functools.partial(self._read, marker, only), damaged)
+            saved = self._whole_or_warn(marker.step, functools.partial(self.read, marker, only), damaged)
             if saved is not None:
                 return saved
         if damaged and (candidates or not found):
@@ -207,11 +207,13 @@ class CheckpointDir:
         marked = self.marked()
         return sum(storage.size(self.of(step)) for step in self._steps() if step not in marked)
 
-    def _marker(self, step: int) -> Marker:
+    def marker(self, step: int) -> Marker:
+        """The marker of a step; raises DamagedError, ConfigError as `Marker.decode`, storage.FILE_ERRORS."""
         path = f"{self.of(step)}/{MARKER}"
         return Marker.decode(path, storage.read(path))
 
-    def _read(self, marker: Marker, only: str) -> Saved:
+    def read(self, marker: Marker, only: str = "") -> Saved:
+        """What a marker names, read whole; raises DamagedError, storage.FILE_ERRORS."""
         path = self.of(marker.step)
         forms = {name: form for name, form in marker.forms.items() if name.startswith(only)}
         arrays = dict(bundle.read(f"{path}/{marker.bundle_name}", forms))
@@ -232,16 +234,16 @@ class CheckpointDir:
     def _whole_or_warn(self, step: int, work: Callable[[], _T], damaged: list[str]) -> _T | None:
         """What `work` reads; None with a warning where that is damaged. Seen twice: storage may have answered badly."""
         with contextlib.suppress(DamagedError):
-            return self._careful(work)
+            return self.careful(work)
         try:
-            return self._careful(work)
+            return self.careful(work)
         except DamagedError as error:
             damaged.append(f"{self.of(step)}: {error}")
             self.damaged.add(step)
             _log.warning("the checkpoint in %s is damaged and passed over: %s", self.of(step), error)
             return None
 
-    def _careful(self, work: Callable[[], _T]) -> _T:
+    def careful(self, work: Callable[[], _T]) -> _T:
         """What `work` reads, with passing errors tried again and every other told as DamagedError or as one of ours."""
         try:
             return storage.retry(work, self._waits, storage.is_passing)

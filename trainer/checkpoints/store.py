@@ -46,6 +46,8 @@ class Checkpoints:
         keep_best: how many of the best stay besides.
         best_metric: name in `facts["metrics"]`; a checkpoint without it, or with NaN, is never best.
         best_goal: min or max: whether less or more of it is better.
+        evaluations: metrics that another process found, by the name of the arrays (`Marker.bundle_name`) that it
+            evaluated; they count in place of those in the facts.
         fence: raises when this process no longer owns the run; asked before anything is removed or committed.
         on_failure: told once of every save that failed for good, in the thread that saves.
         on_commit: told the step of every checkpoint that is complete, in the thread that saves.
@@ -64,6 +66,7 @@ class Checkpoints:
         keep_best: int,
         best_metric: str,
         best_goal: str,
+        evaluations: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         fence: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda message: None,
         on_commit: Callable[[int], None] = lambda step: None,
@@ -77,6 +80,7 @@ class Checkpoints:
         self._dir = CheckpointDir(directory, retry_waits_secs)
         self._keep, self._keep_best = keep, keep_best
         self._best_metric, self._sign = best_metric, {"min": 1, "max": -1}[best_goal]
+        self._evaluations = evaluations
         self._fence, self._on_failure, self._on_commit = fence, on_failure, on_commit
         self._waits = retry_waits_secs
         self._thread: threading.Thread | None = None
@@ -291,7 +295,11 @@ class Checkpoints:
 
     def _by_metric(self, markers: Sequence[Marker]) -> list[Marker]:
         """Those that can be best, best first; of equals the newer."""
-        scored = [(self._score(marker.facts), -marker.serial, marker) for marker in markers]
+        told = self._again(self._evaluations)
+        scored = []
+        for marker in markers:
+            facts = {"metrics": told[marker.bundle_name]} if marker.bundle_name in told else marker.facts
+            scored.append((self._score(facts), -marker.serial, marker))
         scored = [entry for entry in scored if not math.isnan(entry[0])]
         return [marker for _, _, marker in sorted(scored, key=lambda entry: entry[:2])]
 

@@ -39,28 +39,30 @@ def target(case: Case) -> Iterator[Finding]:
     """What --tpu, --replicas and TF_CONFIG mean here; the port of this worker, and names of its peers."""
     found = _resolve(case)
     if found.workers is None:
-        yield passed("target", f"{found.source} -> {found.tpu or 'GPUs, else the CPU'}")
+        role = "evaluator: " if found.evaluation == "only" else ""
+        yield passed("target", f"{role}{found.source} -> {found.tpu or 'GPUs, else the CPU'}")
         return
-    yield passed("target", f"worker {found.workers.index} of the {len(found.workers.addresses)} in TF_CONFIG")
+    source = found.workers.source
+    yield passed("target", f"worker {found.workers.index} of the {len(found.workers.addresses)} in {source}")
     for index, address in enumerate(found.workers.addresses):
         host, _, port = address.rpartition(":")
         if index == found.workers.index:
-            yield from _own_port(int(port))
+            yield from _own_port(int(port), source)
             continue
         try:
             socket.getaddrinfo(host, int(port))
         except socket.gaierror as error:
-            what = f"TF_CONFIG names {host}, and no host has this name: {error.strerror}"
-            yield warned("peer", what, "Mend TF_CONFIG; on Kubernetes, the name may come with the pod")
+            what = f"{source} names {host}, and no host has this name: {error.strerror}"
+            yield warned("peer", what, f"Mend {source}; on Kubernetes, the name may come with the pod")
 
 
-def _own_port(port: int) -> Iterator[Finding]:
+def _own_port(port: int, source: str) -> Iterator[Finding]:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
         except OSError as error:
-            what = f"port {port}, this worker's in TF_CONFIG, cannot be had: {error.strerror}"
+            what = f"port {port}, this worker's in {source}, cannot be had: {error.strerror}"
             yield failed("port", what, "Wait for the end of the run that has it, or name another", retryable=True)
 
 
@@ -167,7 +169,7 @@ def _replicas(case: Case) -> tuple[tuple[int, ...], str]:
         of_worker = (min(gpus, found.replicas or gpus) if gpus else found.replicas) or 1
         if found.workers is not None:
             count = len(found.workers.addresses)
-            return (count * (of_worker if gpus else 1),), f"{count} workers of TF_CONFIG"
+            return (count * (of_worker if gpus else 1),), f"{count} workers of {found.workers.source}"
         return (of_worker,), f"{gpus} GPUs" if gpus else "CPU"
     if found.tpu == hardware.LOCAL:
         tpus = case.facts.get("tpus", 0)
@@ -187,7 +189,7 @@ def replicas_of(accelerator_type: str) -> tuple[int, ...]:
 
 
 def num_hosts(case: Case) -> int:
-    """Hosts that read records, as far as known: TPU workers, or the workers of TF_CONFIG."""
+    """Hosts that read records, as far as known: TPU workers, or the workers that train together."""
     found = target_of(case)
     if found is None:
         return 1

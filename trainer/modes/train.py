@@ -22,7 +22,7 @@ from trainer import (
     training,
 )
 from trainer.assembly import Assembly
-from trainer.callbacks import Callback, hypertune
+from trainer.callbacks import Callback, evaluations, hypertune
 from trainer.callbacks.clock import LoopClock
 from trainer.callbacks.events import Events
 from trainer.callbacks.lines import Lines
@@ -108,6 +108,7 @@ class Train:
             keep_best=config.keep_best_checkpoints,
             best_metric=config.best_metric,
             best_goal=config.best_goal,
+            evaluations=lambda: evaluations.metrics_by_arrays(self.run.folder.file(run_dir.EVALUATIONS)),
             fence=self.watched.confirm,
             on_failure=self.watched.tell_of_trouble,
             on_commit=self.watched.saved,
@@ -124,13 +125,20 @@ class Train:
             at = training.Position()
             if self.run.config.init_from is not None:
                 self._init_from(self.run.config.init_from)
-        mine = [at.step, zlib.crc32(self.run.folder.path.encode())]
-        if self.run.devices.agree(mine) != [value * self.run.devices.num_workers for value in mine]:
+        devices = self.run.devices
+        mine = [at.step, zlib.crc32(self.run.folder.path.encode()), int(devices.has_evaluator)]
+        *positions, with_evaluator = devices.agree(mine)
+        if with_evaluator not in (0, devices.num_workers):  # some would evaluate in the loop, and wait for the others
+            raise ConfigError(
+                f"{with_evaluator} of the {devices.num_workers} workers know of an evaluator. Name it in TF_CONFIG or "
+                "CLUSTER_SPEC of all of them or of none"
+            )
+        if positions != [value * devices.num_workers for value in mine[:-1]]:
             raise ConfigError(
                 f"the workers go on from different runs or checkpoints, this one from step {at.step}. "
                 f"Received: --model_dir={self.run.folder.path}. Give a directory that all of them share"
             )
-        if self.run.devices.is_chief:
+        if devices.is_chief:
             saves.check_space(self.run.replicated.num_bytes())
         return at
 
@@ -184,6 +192,7 @@ class Train:
             evaluate=self.run.evaluate if config.mode in inputs.EVALUATING_MODES else None,
             store=saves,
             is_chief=self.run.devices.is_chief,
+            has_evaluator=self.run.devices.has_evaluator,
             flush=records.flush,
             callbacks=callbacks,
         )

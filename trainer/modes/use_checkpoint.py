@@ -5,6 +5,7 @@ import logging
 
 from trainer import console, run_dir
 from trainer.assembly import Assembly
+from trainer.callbacks import evaluations
 from trainer.callbacks.metrics import MetricsFile
 from trainer.callbacks.records import Record
 from trainer.checkpoints import store
@@ -22,6 +23,7 @@ def use_checkpoint(run: Assembly) -> None:
         keep_best=config.keep_best_checkpoints,
         best_metric=config.best_metric,
         best_goal=config.best_goal,
+        evaluations=lambda: evaluations.metrics_by_arrays(run.folder.file(run_dir.EVALUATIONS)),
     )
     saved = saves.best() if run.config.checkpoint == "best" else saves.newest()
     if saved is None:

@@ -460,7 +460,7 @@ def test_an_evaluator_has_to_have_something_to_evaluate(
         monkeypatch.setenv(name, text)
     settings = config.merge({"mode": "train", "model_dir": str(tmp_path), "dataset": "digits"})
     with pytest.raises(ConfigError, match="has nothing to do in others. Received: --mode=train"):
-        experiment.run(settings, [], time.monotonic(), Stops())
+        experiment.run(settings, {}, [], time.monotonic(), Stops())
 
 
 # --- for long ---

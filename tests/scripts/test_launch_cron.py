@@ -16,10 +16,10 @@ import pytest
 
 from scripts.launchers import schedule
 from tests.conftest import GUARD_SECS, ROOT
+from tests.scripts import walkthrough
 from trainer.errors import ConfigError
 
 LAUNCH = [sys.executable, str(ROOT / "scripts" / "launch"), "cron"]
-README = ROOT / "scripts" / "README-cron.md"
 BEGIN = datetime.datetime(2026, 11, 30, 3, 47, tzinfo=datetime.UTC)
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 # systemd-analyze verify --user wants a directory of the user's.
@@ -287,10 +287,9 @@ def test_submitting_units_links_and_enables_them_and_removing_undoes_it(place, t
 
 
 def test_every_command_of_the_walk_through_works(place):
-    [config] = re.findall(r"```toml\n(.*?)```", README.read_text(), re.DOTALL)
-    (place / "nightly.toml").write_text(config)
+    (place / "nightly.toml").write_text(walkthrough.file("nightly.toml"))
     (place / "nightly.env").write_text("TRAINER_ALERT_URL='https://example.com/hook?a=1&b=2'\n")
-    commands = re.findall(r"^scripts/launch .*", README.read_text(), re.MULTILINE)
+    commands = walkthrough.commands("scripts/launch cron")
     assert len(commands) > 5
     for command in commands:
         words = [word for word in shlex.split(command) if word != "--submit"]

@@ -22,9 +22,9 @@ from scripts.tuning.history import JOURNAL, History, reason
 from scripts.tuning.trial import TrialProcess
 from scripts.tuning.tuner import Tuner
 from tests.conftest import GUARD_SECS, ROOT, clean_environ
+from tests.scripts import walkthrough
 from trainer.errors import ConfigError, RetryError
 
-README = ROOT / "scripts" / "README-tune.md"
 RATE = Parameter("learning_rate", "double", min=1e-4, max=1e-1, scale="log")
 UNITS = Parameter("model_options.units", "integer", min=1, max=64)
 KIND = Parameter("optimizer", "categorical", values=("sgd", "adamw"))
@@ -228,7 +228,7 @@ def test_the_picture_shows_every_trial(tmp_path, quick):
 @pytest.fixture
 def place(tmp_path, digits_dir) -> pathlib.Path:
     """A directory with the study of the walk-through and a config."""
-    [study] = re.findall(r"```toml\n(.*?)```", README.read_text(), re.DOTALL)
+    study = walkthrough.file("study.toml")
     (tmp_path / "study.toml").write_text(study.replace("trials = 20", "trials = 2"))
     config = {"dataset": "digits", "data_dir": str(digits_dir), "model": "mlp", "model_dir": "elsewhere"}
     config |= {"train_steps": 6, "eval_every_steps": 3, "log_every_steps": 3}
@@ -330,7 +330,7 @@ def test_what_cannot_be_tuned_is_refused(tmp_path, flags, told):
 
 
 def test_every_command_of_the_walk_through_is_understood(place):
-    commands = re.findall(r"^scripts/tune .*", README.read_text(), re.MULTILINE)
+    commands = walkthrough.commands("scripts/tune")
     assert len(commands) == 2
     (place / "runs" / "tune").mkdir(parents=True)
     (place / "runs" / "tune" / "tune.lock").touch()

@@ -21,6 +21,7 @@ from data import catalog, errors, findings
 
 EXIT_CLEAN = 0
 EXIT_USAGE = 2
+EXIT_RETRY = 75
 EXIT_DATA = 78
 
 _USAGE = "usage: python -m data.audit DATASET [--splits=NAME,…]\nDATASET is a directory, or a name under --data_dir."
@@ -50,11 +51,14 @@ def main(argv: list[str]) -> int:
         return EXIT_DATA
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its log lines tell a user nothing he can act on
     absl_logging.set_verbosity(absl_logging.ERROR)
+    from data import faults
+
     try:
-        return _audit(os.path.expanduser(arguments[0]), options)
+        with faults.explained():
+            return _audit(os.path.expanduser(arguments[0]), options)
     except (errors.DataError, OSError) as error:
         print(error, file=sys.stderr)
-        return EXIT_DATA
+        return EXIT_RETRY if isinstance(error, errors.StorageError) else EXIT_DATA
 
 
 def _audit(dataset: str, options: flags.FlagValues) -> int:

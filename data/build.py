@@ -11,10 +11,12 @@ SOURCE is the name of a file under data/datasets, the name of a TFDS dataset, or
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -25,6 +27,7 @@ from data import catalog, errors
 _SHOWN = 5  # faults printed; the audit prints all
 EXIT_DONE = 0
 EXIT_USAGE = 2
+EXIT_RETRY = 75
 EXIT_DATA = 78
 
 _SHARDING = frozenset({"num_shards", "shard_mib"})
@@ -77,7 +80,8 @@ class Settings:
 def build(name: str, data_dir: str, settings: Settings | None = None) -> tuple[str, bool]:
     """Builds a dataset; nothing happens where it is already there.
 
-    A killed build leaves nothing that looks finished: TFDS writes into a directory of another name and renames it.
+    A killed build leaves nothing that looks finished: TFDS writes into a directory of another name and renames it. For
+    gs:// see `staging.py`.
 
     Args:
       name: of a file under data/datasets, of a TFDS dataset, or path of raw data.
@@ -90,7 +94,7 @@ def build(name: str, data_dir: str, settings: Settings | None = None) -> tuple[s
     Raises:
       UsageError: unknown name, or options that make no sense.
       DataError: a source that is not there or is damaged, or another dataset of that name and version.
-      OSError: `data_dir` cannot be written.
+      OSError, tf.errors.OpError: `data_dir` cannot be written.
     """
     directory, built = _build(name, data_dir, settings or Settings())
     _describe(directory)
@@ -131,7 +135,7 @@ def _build(name: str, data_dir: str, settings: Settings) -> tuple[str, bool]:
         module = importlib.import_module(f"data.datasets.{name}")
         if not _SHARDING & set(settings.given()):
             settings = dataclasses.replace(settings, num_shards=module.NUM_SHARDS)
-        return _prepare(module.builder(data_dir), settings)
+        return _prepare(module.builder, data_dir, settings)
     if _exists(path):
         return _build_path(path, data_dir, settings)
     if name.startswith((".", "~", "/")) or catalog.is_remote(name) or name.endswith((".csv", ".parquet", ".npz")):
@@ -161,12 +165,15 @@ def _build_named(name: str, data_dir: str, settings: Settings) -> tuple[str, boo
             "or the path of raw data."
         )
     settings.check(f"the TFDS dataset {name}", _SHARDING | _BEAM | _ALWAYS)
+
+    def make(data_dir: str) -> Any:
+        try:
+            return tfds.builder(name, data_dir=data_dir)
+        except (ValueError, AssertionError, tfds.core.registered.DatasetNotFoundError) as error:  # no such version
+            raise UsageError(f"TFDS cannot build {name!r}: {error}") from error
+
     try:
-        builder = tfds.builder(name, data_dir=data_dir)
-    except (ValueError, AssertionError, tfds.core.registered.DatasetNotFoundError) as error:  # no such config, version
-        raise UsageError(f"TFDS cannot build {name!r}: {error}") from error
-    try:
-        return _prepare(builder, settings)
+        return _prepare(make, data_dir, settings)
     except AssertionError as error:  # raw files that have to be fetched by hand
         raise errors.DataError(f"TFDS cannot build {name!r}: {error}") from error
 
@@ -204,10 +211,11 @@ def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool
     for note in source.notes:
         print(note, file=sys.stderr)
     builder_class = builders.BeamSourceBuilder if settings.beam_runner else builders.SourceBuilder
-    builder = builder_class(source, plan, data_dir)
+    make = functools.partial(builder_class, source, plan)
+    builder = make(data_dir)
     builder.check_same()
     with builders.alone(builder):
-        return _prepare(builder, settings)
+        return _prepare(make, data_dir, settings)
 
 
 def _default_name(path: str) -> str:
@@ -216,14 +224,15 @@ def _default_name(path: str) -> str:
     return re.sub(r"\W+", "_", stem).strip("_")
 
 
-def _prepare(builder: Any, settings: Settings) -> tuple[str, bool]:
-    """Lets TFDS do it, unless it is done."""
+def _prepare(make: Callable[[str], Any], data_dir: str, settings: Settings) -> tuple[str, bool]:
+    """Lets TFDS do it, by the builder that `make` makes for a data_dir, unless it is done."""
     import tensorflow_datasets as tfds
 
-    from data import shard_writer
+    from data import shard_writer, staging
 
+    builder = make(data_dir)
     directory = os.fspath(builder.data_path)
-    if builder.data_path.exists():
+    if catalog.is_there(directory):
         return directory, False
     if min(settings.num_shards or 1, settings.shard_mib or 1) <= 0:
         raise UsageError(f"Shards must be more than 0. Received: {settings.num_shards} of {settings.shard_mib} MiB.")
@@ -236,7 +245,10 @@ def _prepare(builder: Any, settings: Settings) -> tuple[str, bool]:
         shards=shard_writer.Shards(**sharding),
         **_beam(settings, directory),
     )
-    builder.download_and_prepare(download_config=config)
+    if catalog.is_remote(directory):
+        staging.prepare(make, data_dir, directory, config)
+    else:
+        builder.download_and_prepare(download_config=config)
     return directory, True
 
 
@@ -282,12 +294,16 @@ def main(argv: list[str]) -> int:
             "TensorFlow is not installed. Install one of its builds: pip install '.[cpu]', gpu or tpu.", file=sys.stderr
         )
         return EXIT_DATA
+    from data import faults
+
     try:
         # TFDS prints that it downloads, whatever it does; its progress bar goes to stderr.
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(None), faults.explained():
             directory, built = build(name, data_dir, _settings(options))
     except (errors.DataError, OSError) as error:
         print(error, file=sys.stderr)
+        if isinstance(error, errors.StorageError):
+            return EXIT_RETRY
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_DATA
     print(f"{name} {'is built' if built else 'is already there'}: {directory}")
     return EXIT_DONE

@@ -14,7 +14,7 @@ from etils import epath
 
 from data import errors
 
-_INFO_FILE = "dataset_info.json"
+INFO_FILE = "dataset_info.json"  # a directory with one is a dataset
 # Any other name is no finished version: TFDS builds in "incomplete.XXXXXX_1.0.0" and renames it at the end.
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 # Batches without files (synthetic.py): "synthetic", or "synthetic:NAME" with the shapes of NAME.
@@ -30,6 +30,12 @@ def default_data_dir() -> str:
 def is_remote(path: str | None) -> bool:
     """True for a path that needs a network file system, such as gs://bucket/dir."""
     return path is not None and "://" in path
+
+
+def is_there(directory: str) -> bool:
+    """Whether a dataset's directory is there; on gs://, which fills it object by object, whether it is whole."""
+    path = epath.Path(directory)
+    return bool((path / INFO_FILE if is_remote(directory) else path).exists())
 
 
 def buildable() -> list[str]:
@@ -89,15 +95,18 @@ def locate(dataset: str, data_dir: str | None) -> epath.Path:
 
 
 def _directories(path: epath.Path) -> list[epath.Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    if not path.is_dir():
+        path.exists()  # is_dir takes a bucket that does not answer for no directory; this passes its error on
+        return []
+    return sorted(child for child in path.iterdir() if child.is_dir())
 
 
 def _newest_version(path: epath.Path) -> epath.Path | None:
     """`path` itself if it is a version, else the newest version directly below it."""
-    if (path / _INFO_FILE).exists():
+    if (path / INFO_FILE).exists():
         return path
     versions = [child for child in _directories(path) if _VERSION.fullmatch(child.name)]
-    versions = [version for version in versions if (version / _INFO_FILE).exists()]
+    versions = [version for version in versions if (version / INFO_FILE).exists()]
     return max(versions, key=lambda version: tuple(map(int, version.name.split("."))), default=None)
 
 
@@ -112,6 +121,11 @@ def _prepared(root: epath.Path) -> Iterator[str]:
 
 
 def _not_found(dataset: str, root: epath.Path) -> str:
+    if is_remote(dataset):
+        return (
+            f"No dataset {dataset!r}: neither it nor a version below it holds {INFO_FILE}. Mend the path, or build "
+            f"one: python -m data.build SOURCE --data_dir={os.path.dirname(dataset.rstrip('/'))}"
+        )
     there = list(_prepared(root))
     holds = f"{root} holds {', '.join(there)}" if there else f"{root} holds no dataset"
     name = re.split(r"[/:]", dataset)[0]

@@ -1,4 +1,4 @@
-"""The error that data raises for what its user can mend."""
+"""The errors that data raises for what its user can mend, or wait for."""
 
 
 class DataError(ValueError):
@@ -6,3 +6,7 @@ class DataError(ValueError):
 
     The message says what is wrong, what was received and what to do; a retry without a change cannot help.
     """
+
+
+class StorageError(OSError):
+    """Storage did not answer, or has no room: the same command may succeed later."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from etils import epath
 
-from data import errors, framing, manifest, scan
+from data import catalog, errors, framing, manifest, scan
 from data.findings import HARMLESS, Finding
 
 FILE = "quarantine.json"
@@ -275,7 +275,8 @@ def _repair_shard(shard: scan.Shard, numbers: list[int], cache: epath.Path) -> s
     kept = {frame.number: frame for frame in good}
     places = [number for number in range(shard.records) if number not in kept]
     fill = {number: good[k * len(good) // len(places)] for k, number in enumerate(places)}
-    cache.mkdir(parents=True, exist_ok=True)
+    if not catalog.is_remote(os.fspath(cache)):  # objects need no directory
+        cache.mkdir(parents=True, exist_ok=True)
     unfinished = cache / f"{copy.name}.{uuid.uuid4().hex}.incomplete"  # hosts may share the directory
     with unfinished.open("wb") as file:
         for number in range(shard.records):

@@ -67,7 +67,7 @@ POINTS = {
     "evaluate": ["Replicated.evaluate", "before Replicated._run", "after Replicated._run"],
     "save": ["bundle.write", "reading", "after bundle.verify", "before storage.replace", "after storage.replace"]
     + ["before storage.remove", "after storage.remove", "before storage.remove_directory"],
-    "export": ["before export.save", "saved_model.save", "before gfile.rename", "after export.save"],
+    "export": ["before export.save", "saved_model.save", "before storage.replace_directory", "after export.save"],
 }
 LOCAL_POINTS = {"save": ["before os.replace", "after os.replace", "before os.fsync"]}
 # Only the chief saves, exports and takes the lease.

@@ -148,6 +148,7 @@ def instrument(teller: Teller, records: str) -> None:
         (storage, "replace"),
         (storage, "remove"),
         (storage, "remove_directory"),
+        (storage, "replace_directory"),
         (module("trainer.callbacks.records").Records, "flush"),
         (tf.saved_model, "save"),
         (replicated.Replicated, "_run"),

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from data import catalog
-from trainer import cluster, diagnose, guard, hardware, inputs, logs, models, run_dir, series, storage, supply
+from trainer import cluster, diagnose, export, guard, hardware, inputs, logs, models, run_dir, series, storage, supply
 from trainer.assembly import Assembly
 from trainer.callbacks.clock import Clock
 from trainer.config import Config, differences
@@ -196,7 +196,7 @@ def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:
         found = status.read(folder.path)
     if stored is None or found is None or found.state != "finished" or differences(json.loads(stored), config):
         return False
-    return config.mode not in inputs.EVALUATING_MODES or tf.io.gfile.exists(folder.export_dir)
+    return config.mode not in inputs.EVALUATING_MODES or export.is_there(folder.export_dir)
 
 
 def _refuse_idle_evaluator(target: hardware.Target, config: Config) -> None:

@@ -7,25 +7,39 @@ import keras
 import tensorflow as tf
 
 from data.spec import Array, Spec
+from trainer import storage
+
+# What every loader of a SavedModel reads first.
+MARK = "saved_model.pb"
 
 
 def save(model: keras.Model, spec: Spec, directory: str) -> str:
     """Writes `model` (built outside any strategy) to `directory`, whole or not at all, and returns it.
 
-    Its one signature is `serving_default`, see `serving`.
+    Its one signature is `serving_default`, see `serving`. On gs:// a directory is replaced object by object: from when
+    the old one's `saved_model.pb` is removed until the new one's is there, there is no export, never a mixed one.
+
+    Raises:
+        tf.errors.OpError, OSError: it cannot be written, also after several tries where that might have passed.
     """
+    storage.retry(lambda: _save(model, spec, directory), storage.RETRY_WAITS_SECS, storage.is_passing)
+    return directory
+
+
+def is_there(directory: str) -> bool:
+    """Whether a whole export is in `directory`."""
+    return tf.io.gfile.exists(f"{directory}/{MARK}")
+
+
+def _save(model: keras.Model, spec: Spec, directory: str) -> None:
     serve, signature = serving(model, spec)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serving_default", serve, input_signature=signature)
     part = f"{directory}.part"
-    if tf.io.gfile.exists(part):
-        tf.io.gfile.rmtree(part)
+    storage.remove_directory(part)
     archive.write_out(part, verbose=False)
-    if tf.io.gfile.exists(directory):
-        tf.io.gfile.rmtree(directory)
-    tf.io.gfile.rename(part, directory)
-    return directory
+    storage.replace_directory(part, directory, MARK)
 
 
 def serving(

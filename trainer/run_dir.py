@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from data import faults
 from trainer import config as config_lib
 from trainer import storage
 from trainer.errors import ConfigError, RetryError
@@ -84,36 +85,37 @@ class RunDir:
         probe = self.file(f".write-probe-{os.getpid()}")
         missing = self._first_missing()
         try:
-            tf.io.gfile.makedirs(self.path)
+            storage.make_directories(self.path)
             self._write(os.path.basename(probe), "")
             tf.io.gfile.remove(probe)
             if missing:
-                tf.io.gfile.rmtree(missing)
+                storage.remove_directory(missing)
         except (tf.errors.OpError, OSError) as error:
             received = f"Received: {self.path!r}: {storage.reason(error)}"
             if storage.fault(error) in (storage.Fault.SPACE, storage.Fault.TRANSIENT):
                 raise RetryError(
                     f"model_dir cannot be written now. Run again once storage has room and answers. {received}"
                 ) from error
-            raise ConfigError(f"model_dir cannot be written. {received}") from error
+            why = faults.remedy(error)
+            raise ConfigError(f"model_dir cannot be written{f': {why}' if why else ''}. {received}") from error
 
     def _first_missing(self) -> str | None:
-        """The outermost directory that `makedirs` would have to make."""
+        """The outermost directory that has to be made."""
         missing, path = None, self.path
-        while path and "://" not in path[-3:] and not tf.io.gfile.exists(path):
+        while path and storage.is_local(path) and not os.path.exists(path):
             missing, path = path, os.path.dirname(path)
         return missing
 
     def start(self, config: config_lib.Config, provenance: Mapping[str, Any]) -> None:
         """Writes the config and adds this start to the provenance."""
-        tf.io.gfile.makedirs(self.path)
+        storage.make_directories(self.path)
         self.replace(CONFIG, config_lib.to_json(config))
         starts = [*self.starts(), dict(provenance)]
         self.replace(PROVENANCE, json.dumps({"starts": starts}, indent=2) + "\n")
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the run whole or not at all, and nothing else; makes the directory if need be."""
-        tf.io.gfile.makedirs(self.path)
+        storage.make_directories(self.path)
         self.replace(name, text)
 
     def replace(self, name: str, text: str) -> None:

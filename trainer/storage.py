@@ -5,84 +5,54 @@ gs:// replaces whole objects at once and knows no directories; a local file syst
 """
 
 import contextlib
-import enum
-import errno
 import os
-import random
-import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
+from data import faults, objects
+from data.faults import FILE_ERRORS, RETRY_WAITS_SECS, Fault, fault, is_passing, reason, retry
 from trainer.errors import ConfigError, RetryError
 
-_T = TypeVar("_T")
-_NO_SPACE = ("no space left", "disk quota exceeded", "file too large")
-_READ_ONLY = "read-only file system"
-_DENIED = (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError, PermissionError)
-# Of reading only, and never of gs:// being unwell: TensorFlow's client reports that as Unavailable, Aborted and so on.
-_UNREADABLE = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError)
+__all__ = [
+    "FILE_ERRORS",
+    "RETRY_WAITS_SECS",
+    "Fault",
+    "explained",
+    "fault",
+    "free_bytes",
+    "is_local",
+    "is_passing",
+    "is_there",
+    "make_directories",
+    "make_directory",
+    "names",
+    "read",
+    "read_text",
+    "reason",
+    "remove",
+    "remove_directory",
+    "replace",
+    "replace_directory",
+    "retry",
+    "size",
+    "sync",
+    "total_bytes",
+]
 
-# All that a file operation of TensorFlow or Python raises for a reason outside this program.
-FILE_ERRORS = (tf.errors.OpError, OSError)
-_MISSING = (tf.errors.NotFoundError, FileNotFoundError, NotADirectoryError)
-
-
-_HTTP_CODE = re.compile(r"http response code (\d+)")
-_NODE_NAMES = re.compile(r"^\{\{function_node [^}]*\}\} | \[Op:\w+\]$")
-_REASON_CHARS = 600
-_READ_WAITS_SECS = (1.0, 2.0, 4.0)
 _READ_BYTES = 1 << 16
-
-
-class Fault(enum.Enum):
-    """What a failed file operation means."""
-
-    SPACE = "no space left"
-    DENIED = "no permission"
-    MISSING = "something that has to be there is not"
-    UNREADABLE = "bytes are there, but not those that were written"
-    TRANSIENT = "another try may succeed"
-
-
-# Whatever else a bucket answers says nothing of what it holds.
-_HTTP = {401: Fault.DENIED, 403: Fault.DENIED, 404: Fault.MISSING}
-
-
-def fault(error: BaseException) -> Fault:
-    """Why a file operation failed, from what TensorFlow's file systems and Python really raise."""
-    text = reason(error).lower()
-    if code := _HTTP_CODE.search(text):
-        return _HTTP.get(int(code[1]), Fault.TRANSIENT)
-    if any(words in text for words in _NO_SPACE) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-        return Fault.SPACE
-    if isinstance(error, _DENIED) or _READ_ONLY in text:
-        return Fault.DENIED
-    if isinstance(error, _MISSING) or "not a directory" in text:
-        return Fault.MISSING
-    return Fault.UNREADABLE if isinstance(error, _UNREADABLE) else Fault.TRANSIENT
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the same operation may succeed in a moment."""
-    return isinstance(error, FILE_ERRORS) and fault(error) is Fault.TRANSIENT
-
-
-def reason(error: BaseException) -> str:
-    """The file system's own words in one line, Google's on what is not allowed too, without TensorFlow's node names."""
-    text = " ".join((getattr(error, "message", None) or str(error)).split()) or type(error).__name__
-    return _NODE_NAMES.sub("", text)[:_REASON_CHARS]
 
 
 @contextlib.contextmanager
 def explained(directory: str) -> Iterator[None]:
-    """Turns an error of the file system that is about `directory`, and that its user can mend, into one of ours.
+    """Turns an error of the file system that its user can mend into one of ours.
+
+    Args:
+        directory: what it is about, unless it names an object on gs:// itself.
 
     Raises:
-        ConfigError: no permission, or the directory was removed.
+        ConfigError: no permission, no such bucket, or the directory was removed.
         RetryError: no space left.
     """
     try:
@@ -91,6 +61,8 @@ def explained(directory: str) -> Iterator[None]:
         kind, received = fault(error), f"Received: {directory}: {reason(error)}"
         if is_local(directory) and kind is Fault.MISSING and not os.path.isdir(directory):
             raise ConfigError(f"the directory was removed under the run. Use one that stays. {received}") from error
+        if remedy := faults.remedy(error):
+            raise ConfigError(f"{remedy}. Received: {reason(error)}") from error
         if kind is Fault.DENIED:
             raise ConfigError(
                 f"no permission. Let the run read and write there, or name another. {received}"
@@ -98,19 +70,6 @@ def explained(directory: str) -> Iterator[None]:
         if kind is Fault.SPACE:
             raise RetryError(f"no space left. Make room and run again. {received}") from error
         raise
-
-
-def retry(work: Callable[[], _T], waits_secs: Sequence[float], again: Callable[[BaseException], bool]) -> _T:
-    """Returns what `work` does; tries again after each wait (give or take half of it) while `again(error)` holds."""
-    for wait_secs in waits_secs:
-        try:
-            return work()
-        except Exception as error:
-            if not again(error):
-                raise
-        # Many jobs meet the same outage: none of them should come back in step with the others.
-        time.sleep(wait_secs * random.uniform(0.5, 1.5))
-    return work()
 
 
 def is_local(path: str) -> bool:
@@ -136,13 +95,7 @@ def names(directory: str) -> list[str]:
             return sorted(os.listdir(directory))
         except (FileNotFoundError, NotADirectoryError):  # perhaps just removed by another process
             return []
-    try:
-        return sorted({name.rstrip("/") for name in tf.io.gfile.listdir(directory)} - {""})
-    except tf.errors.NotFoundError:
-        # listdir first asks isdir, which takes a bucket that does not answer for no directory; exists passes errors on.
-        if tf.io.gfile.exists(directory):
-            raise tf.errors.UnavailableError(None, None, f"{directory} is there, but was not listed") from None
-        return []
+    return [name.rstrip("/") for name in objects.entries(directory)]
 
 
 def read(path: str) -> bytes:
@@ -163,7 +116,7 @@ def read_text(path: str) -> str:
         RetryError: the storage does not answer, also after some tries.
     """
     try:
-        return retry(lambda: read(path), _READ_WAITS_SECS, is_passing).decode()
+        return retry(lambda: read(path), RETRY_WAITS_SECS, is_passing).decode()
     except FILE_ERRORS as error:
         received = f"Received: {path}: {reason(error)}"
         if is_passing(error):
@@ -180,6 +133,12 @@ def make_directory(path: str) -> None:
     if not os.path.isdir(path):
         os.mkdir(path)
         sync([os.path.dirname(os.path.abspath(path))])
+
+
+def make_directories(path: str) -> None:
+    """Makes a directory and those around it; on gs:// there are none to make (see `data.objects`)."""
+    if is_local(path):
+        os.makedirs(path, exist_ok=True)
 
 
 def replace(path: str, content: bytes) -> None:
@@ -216,6 +175,21 @@ def remove_directory(path: str) -> None:
         tf.io.gfile.rmtree(path)
     except tf.errors.NotFoundError:
         return
+
+
+def replace_directory(source: str, target: str, mark: str) -> None:
+    """Puts a directory in the place of another, or of none; a kill leaves the old one, none, or the new one.
+
+    Args:
+        source: is gone afterwards.
+        target: on gs:// it is whole only while it holds `mark` (see `data.objects`).
+        mark: name of the file that whoever reads the directory reads first.
+    """
+    if not is_local(target):
+        objects.replace_directory(source, target, mark)
+        return
+    remove_directory(target)
+    os.rename(source, target)
 
 
 def sync(paths: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from trainer.errors import ConfigError, RetryError
 from trainer.storage import Fault
 
 # Waits of one save before its next try. TensorFlow's client for gs:// has tried each request for a minute by then.
-RETRY_WAITS_SECS = (1.0, 2.0, 4.0, 8.0)
+RETRY_WAITS_SECS = storage.RETRY_WAITS_SECS
 # One failed save is bad luck. After so many in a row a run would only get further from its last checkpoint.
 MAX_FAILED_SAVES = 3
 _MIB = 1 << 20

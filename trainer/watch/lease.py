@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from trainer import storage
 from trainer.errors import ConfigError, RetryError, TrainerError
 from trainer.watch.status import NAME, State, Status, StatusFile, is_alive, is_dead, new_status, unreadable
 
@@ -65,7 +66,7 @@ def acquire(
       tf.errors.OpError: the directory cannot be read or written.
     """
     file = StatusFile(model_dir)
-    tf.io.gfile.makedirs(file.directory)
+    storage.make_directories(file.directory)
     silent: Status | None = None
     while True:
         with file.locked() as alone:

@@ -86,7 +86,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  #
     def check_same(self) -> None:
         """Raises DataError where the dataset is there, but built from something else or in another way."""
         path = self.data_path / _PROVENANCE_FILE
-        if not self.data_path.exists():
+        if not catalog.is_there(os.fspath(self.data_path)):
             return
         there = json.loads(path.read_text()) if path.exists() else {}
         here = json.loads(json.dumps(self.provenance()))  # tuples are lists there
@@ -204,7 +204,7 @@ def alone(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
 
     path = builder.data_path
     if catalog.is_remote(os.fspath(path)):
-        yield  # object stores have no locks
+        yield  # object stores have no locks: staging.py tells of others
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.parent / f".{path.name}.lock", "w") as lock:

@@ -256,7 +256,7 @@ def _merge(path: str, paths: list[str], run: np.ndarray, offset: np.ndarray, siz
     with epath.Path(path).open("wb") as shard:
         for index, at, length in zip(run, offset, size, strict=True):
             begin, stretch = stretches[index]
-            shard.write(stretch[at - begin : at - begin + length])
+            shard.write(stretch[at - begin : at - begin + length].tobytes())  # gs:// takes no memoryview
 
 
 @dataclasses.dataclass

@@ -82,7 +82,7 @@ class Gcs:
         self._ask("PUT", "faults", content=json.dumps([dataclasses.asdict(fault) for fault in faults]).encode())
 
     def log(self) -> list[dict]:
-        """Every request so far: method, path (unquoted, with its query), bytes of its body."""
+        """Every request so far: method, path (unquoted, with its query), bytes of its body, is_hurt: by a fault."""
         return json.loads(self._ask("GET", "log"))
 
     def _ask(self, method: str, what: str, name: str = "", content: bytes | None = None) -> bytes:

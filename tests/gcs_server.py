@@ -6,7 +6,8 @@ ends TLS itself, with a certificate of a CA that only the process under test tru
     port          CONNECT www.googleapis.com:443 and the like: the storage API (JSON, uploads, downloads)
     control port  plain HTTP: /objects, /object, /faults, /log
 
-A fault (JSON) hits requests whose method and path match its patterns, `times` times, or for ever where that is null:
+A fault (JSON) hits requests whose method and path match its patterns, `times` times, or for ever where that is null,
+all of them or a `share`:
     {"code": 503}                answers so
     {"drop": "request"}          takes half of the request's body and closes the connection
     {"drop": "response"}         does what is asked, sends half of the answer and closes the connection
@@ -50,7 +51,8 @@ class Api(http.server.BaseHTTPRequestHandler):
         fault = None if hidden else self.store.fault(self.command, path)
         body = self._body()
         with self.store.lock:
-            self.store.log.append({"method": self.command, "path": path, "bytes": len(body)})
+            entry = {"method": self.command, "path": path, "bytes": len(body), "is_hurt": fault is not None}
+            self.store.log.append(entry)
         if fault is not None and fault.delay_secs:
             time.sleep(fault.delay_secs)
         if fault is not None and fault.drop == "request":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import pathlib
+import random
 import re
 import threading
 import time
@@ -43,9 +45,10 @@ class Fault:
     method: str = ""
     path: str = ""
     message: str = "as asked for"  # that an answer of `code` carries
+    share: float = 1.0  # of the requests that it is about; which ones follows from them, not from their order
 
     def matches(self, method: str, path: str) -> bool:
-        """Whether it hits this request; `path` is unquoted and has its query."""
+        """Whether it is about this request; `path` is unquoted and has its query."""
         return bool(re.fullmatch(self.method or ".*", method) and re.search(self.path, path)) and self.times != 0
 
 
@@ -66,6 +69,7 @@ class Store:
         self.uploads: dict[str, Upload] = {}
         self.faults: list[Fault] = []
         self.log: list[dict] = []
+        self._asked: collections.Counter[str] = collections.Counter()
         self._generation = int(time.time() * 1e6)  # larger than those of a server before, as Google's are
         self._directory = directory
         for bucket in self.buckets:
@@ -139,8 +143,11 @@ class Store:
     def fault(self, method: str, path: str) -> Fault | None:
         """The first fault that hits a request, counted."""
         with self.lock:
-            for fault in self.faults:
-                if fault.matches(method, path):
+            request = f"{method} {path}"
+            self._asked[request] += 1
+            for place, fault in enumerate(self.faults):
+                chance = random.Random(f"{place} {request} {self._asked[request]}").random()
+                if fault.matches(method, path) and chance < fault.share:
                     fault.times = None if fault.times is None else fault.times - 1
                     return fault
             return None

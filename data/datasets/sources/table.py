@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.fs
 import pyarrow.parquet as pq
+from etils import epath
 
 from data import catalog, errors
 from data.datasets.sources import columns, source
@@ -177,27 +177,22 @@ def _check_label(column: columns.Column, kind: str | None) -> None:
 
 def _files(path: str) -> tuple[list[str], list[tuple[str, int]]]:
     """The files of a table in order of their names, and (name, bytes) of each."""
-    system, inside = _system(path)
-    info = system.get_file_info(inside)
-    if info.type == pa.fs.FileType.File:
-        return [path], [(info.base_name, info.size)]
-    infos = [info for info in system.get_file_info(pa.fs.FileSelector(inside)) if info.base_name.endswith(SUFFIXES)]
-    if len({os.path.splitext(info.base_name)[1] for info in infos}) > 1:
+    place = epath.Path(path)
+    if not place.is_dir():
+        return [path], [(place.name, place.stat().length)]
+    found = sorted((file for file in place.iterdir() if file.name.endswith(SUFFIXES)), key=lambda file: file.name)
+    if len({file.suffix for file in found}) > 1:
         raise errors.DataError(f"{path} holds both CSV and Parquet files. Keep one kind, or name a single file.")
-    infos.sort(key=lambda info: info.base_name)
-    return [os.path.join(path, info.base_name) for info in infos], [(info.base_name, info.size) for info in infos]
-
-
-def _system(path: str) -> tuple[pa.fs.FileSystem, str]:
-    if catalog.is_remote(path):
-        system, inside = pa.fs.FileSystem.from_uri(path)
-        return system, inside
-    return pa.fs.LocalFileSystem(), os.path.abspath(path)
+    return [os.fspath(file) for file in found], [(file.name, file.stat().length) for file in found]
 
 
 def _open(path: str) -> pa.NativeFile:
-    system, inside = _system(path)
-    return system.open_input_file(inside)
+    if not catalog.is_remote(path):
+        return pa.OSFile(path)
+    from data import objects
+
+    # Not by Arrow's own client for gs://, which takes credentials and proxies of its own.
+    return pa.PythonFile(objects.open_seekable(path), mode="r")
 
 
 def _column_names(file: str) -> list[str]:
@@ -217,10 +212,9 @@ def _column_names(file: str) -> list[str]:
 
 def _csv(file: str, names: list[str]) -> pa.csv.CSVStreamingReader:
     """Reads all columns named as text: types guessed from the first block would fail in a later one."""
-    system, inside = _system(file)
     try:
         return pa.csv.open_csv(
-            system.open_input_stream(inside),
+            _open(file),
             # One thread: errors then name the row.
             read_options=pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False),
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),

@@ -41,6 +41,7 @@ _DOING = (
     (re.compile(r"when (initiating|resuming|uploading|renaming)"), "storage.objects.create"),
     (re.compile(r"when deleting"), "storage.objects.delete"),
     (re.compile(r"when reading metadata"), "storage.objects.get"),
+    (re.compile(r"when reading gs://\S*/$"), "storage.objects.list"),
 )
 _OBJECT = re.compile(r"(gs://[^/\s]+)/?\S*")
 _UNAUTHENTICATED = 401

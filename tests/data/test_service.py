@@ -26,10 +26,11 @@ BATCH, STEPS = 8, 12
 class Machine:
     """A running `python -m data.service`."""
 
-    def __init__(self, port: int | None = None) -> None:
+    def __init__(self, port: int | None = None, environ: dict[str, str] | None = None) -> None:
         self.port = port or free_ports()
         command = [sys.executable, "-m", "data.service", f"--port={self.port}", "--host=127.0.0.1"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=clean_environ(), stdout=subprocess.PIPE, text=True)
+        environ = clean_environ() | (environ or {})
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
         self.address = f"grpc://127.0.0.1:{self.port}"
 
     def wait(self) -> "Machine":

@@ -28,7 +28,7 @@ _MISSING = (tf.errors.NotFoundError, FileNotFoundError, NotADirectoryError)
 
 _HTTP_CODE = re.compile(r"http response code (\d+)")
 # Where a graph fails, the stack of who built it comes first, and is long.
-_REQUEST = re.compile(r"(?:All \d+ retry attempts failed\. The last failure: )?Error executing an HTTP request: .*")
+_GRAPH = re.compile(r"^Graph execution error:.*?(?=All \d+ retry attempts failed|Error executing an HTTP request)")
 _NODE_NAMES = re.compile(r"^\{\{function_node [^}]*\}\} | ?\[\[\{\{node .*| \[Op:\w+\].*$")
 _REASON_CHARS = 600
 
@@ -83,8 +83,7 @@ def is_passing(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """The file system's own words in one line, Google's on what is not allowed too, without TensorFlow's node names."""
     text = " ".join((getattr(error, "message", None) or str(error)).split()) or type(error).__name__
-    request = _REQUEST.search(text)
-    return _NODE_NAMES.sub("", request[0] if request else text)[:_REASON_CHARS]
+    return _NODE_NAMES.sub("", _GRAPH.sub("", text))[:_REASON_CHARS]
 
 
 def remedy(error: BaseException) -> str | None:

@@ -184,3 +184,56 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def flags_of(on_gcs: OnGcs, name: str, *flags: str) -> list[str]:
+    return ["--model=cnn", "--train_steps=20", f"--model_dir={on_gcs.bucket.url}/{name}", *flags]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "flags", "left"),
+    [
+        ("profiled", ["--mode=profile_input"], {"profile_input.json", "profile_input.svg"}),
+        ("compared", ["--mode=parity", "--global_batch_size=32"], {"parity.json"}),
+        ("checked", ["--mode=doctor"], set()),
+        ("traced", ["--mode=train", "--profile_steps=3,5"], {"tensorboard/plugins/profile"}),
+        ("warm", ["--mode=train", "--init_from=gs://loopback-bucket/run"], {"checkpoints/20/COMMIT.json"}),
+        ("warmer", ["--mode=train", "--init_from=gs://loopback-bucket/run/checkpoints/60"], {"checkpoints/20/COMMIT"}),
+    ],
+)
+def test_modes_and_what_they_leave_on_gs(on_gcs: OnGcs, name: str, flags: list[str], left: set[str]) -> None:
+    on_gcs.trainer.run(*flags_of(on_gcs, name, *flags), environ=on_gcs.environ)
+    there = [found for found in on_gcs.bucket.objects() if found.startswith(f"{name}/") and not found.endswith("/")]
+    for part in left:
+        assert any(found.startswith(f"{name}/{part}") for found in there), there
+    if "--mode=train" not in flags:
+        assert len(there) == len(left)
+
+
+@pytest.mark.nightly
+def test_the_best_checkpoint_and_a_failure_of_the_model(on_gcs: OnGcs) -> None:
+    model_dir = f"--model_dir={on_gcs.bucket.url}/run"
+    best = ["--mode=eval", "--checkpoint=best", "--model=cnn", model_dir]
+    assert "eval accuracy" in on_gcs.trainer.run(*best, environ=on_gcs.environ).stdout
+    fails = ["--model=tests.models_that_fail", "--model_options=how='1/0'", f"--model_dir={on_gcs.bucket.url}/failed"]
+    err = on_gcs.trainer.run(*fails, code=78, environ=on_gcs.environ).stderr
+    (kept,) = [found for found in on_gcs.bucket.objects() if found.startswith("failed/failure-")]
+    assert f"(the traceback is in {on_gcs.bucket.url}/{kept})" in err
+    assert b"ZeroDivisionError" in on_gcs.bucket.read(kept)
+
+
+@pytest.mark.nightly
+def test_an_export_that_may_not_be_written_is_told_and_leaves_none(on_gcs: OnGcs) -> None:
+    bucket = on_gcs.bucket
+    flags = flags_of(on_gcs, "denied", "--eval_every_steps=20")
+    bucket.set_faults(Fault(code=403, times=None, method="POST", path="rewriteTo.*o/denied/export/variables"))
+    try:
+        err = on_gcs.trainer.run(*flags, code=78, environ=on_gcs.environ).stderr
+    finally:
+        bucket.set_faults()
+    assert "storage.objects.create is missing for gs://loopback-bucket/denied/export.part/variables" in err
+    assert "denied/export/saved_model.pb" not in bucket.objects()
+    on_gcs.trainer.run(*flags, environ=on_gcs.environ)
+    assert "denied/export/saved_model.pb" in bucket.objects()
+    assert not [name for name in bucket.objects() if "export.part" in name]

@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from data import faults
 from trainer import config as config_lib
 from trainer import storage
 from trainer.errors import ConfigError, RetryError
@@ -96,7 +95,7 @@ class RunDir:
                 raise RetryError(
                     f"model_dir cannot be written now. Run again once storage has room and answers. {received}"
                 ) from error
-            why = faults.remedy(error)
+            why = storage.remedy(error)
             raise ConfigError(f"model_dir cannot be written{f': {why}' if why else ''}. {received}") from error
 
     def _first_missing(self) -> str | None:

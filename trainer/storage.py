@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from data import faults, objects
-from data.faults import FILE_ERRORS, RETRY_WAITS_SECS, Fault, fault, is_passing, reason, retry
+from data import objects
+from data.faults import FILE_ERRORS, RETRY_WAITS_SECS, Fault, fault, is_passing, reason, remedy, retry
 from trainer.errors import ConfigError, RetryError
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "read",
     "read_text",
     "reason",
+    "remedy",
     "remove",
     "remove_directory",
     "replace",
@@ -61,8 +62,8 @@ def explained(directory: str) -> Iterator[None]:
         kind, received = fault(error), f"Received: {directory}: {reason(error)}"
         if is_local(directory) and kind is Fault.MISSING and not os.path.isdir(directory):
             raise ConfigError(f"the directory was removed under the run. Use one that stays. {received}") from error
-        if remedy := faults.remedy(error):
-            raise ConfigError(f"{remedy}. Received: {reason(error)}") from error
+        if told := remedy(error):
+            raise ConfigError(f"{told}. Received: {reason(error)}") from error
         if kind is Fault.DENIED:
             raise ConfigError(
                 f"no permission. Let the run read and write there, or name another. {received}"

@@ -253,9 +253,8 @@ class CheckpointDir:
                 raise DamagedError(storage.reason(error)) from error
             received = f"Received: {self.path}: {storage.reason(error)}"
             if kind is Fault.DENIED:
-                raise ConfigError(
-                    f"the checkpoints may not be read. Give the run read permission. {received}"
-                ) from error
+                mend = storage.remedy(error) or "Give the run read permission"
+                raise ConfigError(f"the checkpoints may not be read. {mend}. {received}") from error
             raise RetryError(
                 f"the checkpoints could not be read. Run again once storage answers. {received}"
             ) from error

@@ -259,7 +259,7 @@ class Checkpoints:
 
     def _failure(self, step: int, arrays: dict, error: Exception) -> _Failure:
         kind = Fault.TRANSIENT if isinstance(error, DamagedError) else storage.fault(error)
-        why = f"{kind.value}: {storage.reason(error)}"
+        why = f"{storage.remedy(error) or kind.value}: {storage.reason(error)}"
         if not storage.is_there(self.directory):
             kind, why = Fault.MISSING, f"the directory or its bucket is gone: {storage.reason(error)}"
         elif kind is Fault.SPACE:

@@ -23,9 +23,11 @@ import pytest
 
 from tests.gcs_store import Fault
 
-__all__ = ["BUCKET", "Fault", "Gcs", "gcs", "serve"]
+__all__ = ["BUCKET", "NO_BUCKETS_GET", "Fault", "Gcs", "gcs", "serve"]
 
 BUCKET = "loopback-bucket"
+# A role on objects, roles/storage.objectAdmin, does not include storage.buckets.get: a run needs none.
+NO_BUCKETS_GET = Fault(code=403, times=None, path=rf"^/storage/v1/b/{BUCKET}(\?.*)?$")
 _ROOT = pathlib.Path(__file__).parent.parent
 _HOSTS = ("www.googleapis.com", "storage.googleapis.com", "oauth2.googleapis.com", "*.googleapis.com")
 _GUARD_SECS = 60

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 # TensorFlow's client tries each request so often again (ten times by default). Where it does wait, it adds up to a
 # second of its own, retrying_utils.cc; a hundred requests fail here.
 MAX_RETRIES, AT_ONCE = 6, {"GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "0"}
-UNWELL = (Fault(code=503, times=None, share=0.03), Fault(drop="response", times=None, share=0.02))
+UNWELL = (gcs.NO_BUCKETS_GET, Fault(code=503, times=None, share=0.03), Fault(drop="response", times=None, share=0.02))
 RUN = ["--model=cnn", "--train_steps=60", "--eval_every_steps=20", "--checkpoint_every_steps=10", "--steps_per_loop=10"]
 RUN += ["--log_every_steps=10", "--keep_checkpoints=2"]
 # From the marker of the third checkpoint on the process stands still until it is killed.

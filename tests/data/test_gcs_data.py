@@ -14,15 +14,13 @@ import pytest
 from tests import gcs
 from tests.conftest import GUARD_SECS, ROOT, Trainer, clean_environ
 from tests.data.test_service import Machine
-from tests.gcs import Fault, Gcs
+from tests.gcs import NO_BUCKETS_GET, Fault, Gcs
 
 pytestmark = pytest.mark.slow
 
 RUN = ["--model=mlp", "--mode=train", "--train_steps=20"]
 DENIED = {"code": 403, "times": None}
 UNWELL = {"code": 503, "times": None}
-# A role on objects does not include storage.buckets.get, so no run may need it.
-NO_BUCKETS_GET = Fault(**DENIED, path=rf"^/storage/v1/b/{gcs.BUCKET}(\?.*)?$")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def dataset(bucket: Gcs, digits_dir: pathlib.Path) -> str:
     with hurt(bucket, Fault(delay_secs=GUARD_SECS, times=None, path="rewriteTo.*o/data/digits/1.0.0/digits-train")):
         process = subprocess.Popen(build_command("digits", f"--data_dir={url}"), cwd=ROOT, env=environ(bucket))
         try:
-            wait_for_request(bucket, "o/data/digits/1.0.0/digits-train")
+            wait_for_request(bucket, "o/data/digits/1.0.0/digits-train", process)
         finally:
             process.kill()
         assert process.wait(GUARD_SECS) == -signal.SIGKILL
@@ -96,10 +94,10 @@ def hurt(bucket: Gcs, *faults: Fault) -> Iterator[None]:
         bucket.set_faults(NO_BUCKETS_GET)
 
 
-def wait_for_request(bucket: Gcs, part: str) -> None:
+def wait_for_request(bucket: Gcs, part: str, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + GUARD_SECS
     while not any(part in request["path"] for request in bucket.log()):
-        assert time.monotonic() < deadline
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
 
 

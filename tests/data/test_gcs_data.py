@@ -40,7 +40,8 @@ def dataset(bucket: Gcs, digits_dir: pathlib.Path) -> str:
     with hurt(bucket, Fault(delay_secs=GUARD_SECS, times=None, path="rewriteTo.*o/data/digits/1.0.0/digits-train")):
         process = subprocess.Popen(build_command("digits", f"--data_dir={url}"), cwd=ROOT, env=environ(bucket))
         try:
-            wait_for_request(bucket, "o/data/digits/1.0.0/digits-train", process)
+            for name in ("digits-train", "features.json"):  # the last of the objects by name
+                wait_for_request(bucket, f"/rewriteTo/b/{gcs.BUCKET}/o/data/digits/1.0.0/{name}", process)
         finally:
             process.kill()
         assert process.wait(GUARD_SECS) == -signal.SIGKILL

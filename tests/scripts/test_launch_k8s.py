@@ -253,11 +253,11 @@ def test_evaluator_is_a_job_of_its_own(launch: Launch):
     item = launch("--workers=2", "--evaluator")[1]
     assert [job["name"] for job in item["spec"]["replicatedJobs"]] == ["worker", "evaluator"]
     assert job_specs(item)[1]["completions"] == 1
-    tf_config = json.loads(variables(pod_of(item, 1), task_index=0)["TF_CONFIG"])
-    assert tf_config["task"] == {"type": "evaluator", "index": 0}
-    assert tf_config["cluster"]["evaluator"] == ["digits-evaluator-0-0.digits:2222"]
-    worker = json.loads(variables(pod_of(item, 0), task_index=1)["TF_CONFIG"])
-    assert worker == {**tf_config, "task": {"type": "worker", "index": 1}}
+    evaluator = hardware.resolve(tpu=None, environ=variables(pod_of(item, 1), task_index=0))
+    assert (evaluator.evaluation, evaluator.workers) == ("only", None)
+    worker = hardware.resolve(tpu=None, environ=variables(pod_of(item, 0), task_index=1))
+    assert worker.evaluation == "elsewhere" and worker.workers is not None
+    assert (len(worker.workers.addresses), worker.workers.index) == (2, 1)
 
 
 def test_queue_is_told_where_kueue_looks(launch: Launch):

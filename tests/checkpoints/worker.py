@@ -200,7 +200,7 @@ def fail_on_bucket(server: dict) -> None:
     checkpoints.close()
     _expect(ConfigError, "3 saves in a row.*403", lambda: checkpoints.save(5, state(5), {}))
     gcs.set_faults(Fault(code=403, times=None))
-    _expect(ConfigError, "read permission", lambda: store(checkpoints.directory).newest())
+    _expect(ConfigError, "no permission: storage.objects", lambda: store(checkpoints.directory).newest())
     gcs.set_faults()
     assert_state(store(checkpoints.directory).newest(), 1)
 

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 _README = pathlib.Path(__file__).parent.parent.parent / "scripts" / "README.md"
-_BLOCK = re.compile(r"^```\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"`([\w.]+)`:\n```toml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 # Holds a lease of the run until it is lost: model_dir, lease_secs, where it pretends to run.
 HOLDER = """
-import os, sys, time
+import os, sys, threading, time
 from trainer.watch import lease, status
 status._boot_id = lambda: sys.argv[3]
 def lost(error):
@@ -25,6 +25,8 @@ while status.read(sys.argv[1]).step != 7:
     time.sleep(0.01)
 print("acquired")
 sys.stdin.readline()
+if held.lost is not None:
+    threading.Event().wait()  # for `lost`, which ends the process
 held.release("finished", 0)
 """
 

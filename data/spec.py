@@ -10,10 +10,12 @@ class Array:
 
     shape: without the batch dimension, fully static, e.g. (28, 28, 1).
     dtype: a NumPy name, e.g. "uint8".
+    below: for whole numbers that stand for categories or tokens: each is in [0, below).
     """
 
     shape: tuple[int, ...]
     dtype: str
+    below: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +25,10 @@ class Spec:
     inputs: one `Array` for a dataset with one input, else input name -> `Array`, in the dataset's order.
     label: int32 for classes and other integers, float32 for real numbers.
     num_classes: of a class label; None where the label is not a class.
+    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits, and a model has to bring a loss.
     """
 
     inputs: Array | Mapping[str, Array]
     label: Array
     num_classes: int | None
+    task: str = "classification"

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from data.spec import Array, Spec
-from trainer import storage
+from trainer import storage, tasks
 
 # What every loader of a SavedModel reads first.
 MARK = "saved_model.pb"
@@ -48,8 +48,8 @@ def serving(
     """The function that an export serves, and its signature for a batch size that is free or given.
 
     One input a feature, of the dataset's dtype and shape (a single one is called `image` for images, else `input`);
-    outputs `logits` [B, num_classes] float32 and, for a class label, `probabilities` of the same shape. A model with
-    other outputs gives them under their own names, else `output`.
+    outputs as the task names them (`logits` and `probabilities` of a class). A model with several outputs gives them
+    under their own names.
     """
     arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_input_name(spec.inputs): spec.inputs}
     signature = [tf.TensorSpec((batch, *array.shape), array.dtype, name=name) for name, array in arrays.items()]
@@ -57,7 +57,7 @@ def serving(
     def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         features = dict(zip(arrays, tensors, strict=True))
         outputs = model(features if isinstance(spec.inputs, Mapping) else tensors[0], training=False)
-        return _named(outputs, classifies=spec.num_classes is not None)
+        return _named(outputs, spec)
 
     return serve, signature
 
@@ -66,11 +66,9 @@ def _input_name(array: Array) -> str:
     return "image" if len(array.shape) == 3 else "input"
 
 
-def _named(outputs: Any, *, classifies: bool) -> dict[str, tf.Tensor]:
+def _named(outputs: Any, spec: Spec) -> dict[str, tf.Tensor]:
     if isinstance(outputs, Mapping):
         return dict(outputs)
     if isinstance(outputs, list | tuple):
         return {f"output_{index}": tensor for index, tensor in enumerate(outputs)}
-    if not classifies:
-        return {"output": outputs}
-    return {"logits": outputs, "probabilities": tf.nn.softmax(outputs)}
+    return tasks.outputs(outputs, spec)

@@ -17,6 +17,7 @@ from data import catalog, pipeline, quarantine, records, review, service, stages
 from data.errors import DataError
 from data.order import Order
 from data.spec import Spec
+from trainer import tasks
 from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
 from trainer.plan import Plan
@@ -269,11 +270,11 @@ def _open_synthetic(config: Config) -> SyntheticInputs:
 
 def _spec(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec:
     spec = dataset.spec(config.image_size)
-    if config.num_classes is None:
-        return spec
-    if spec.num_classes is not None and config.num_classes < spec.num_classes:
-        raise ConfigError(
-            f"num_classes must hold every class of {dataset.name}, which has {spec.num_classes}. "
-            f"Received: {config.num_classes}"
-        )
-    return dataclasses.replace(spec, num_classes=config.num_classes)
+    if config.num_classes is not None:
+        if spec.num_classes is not None and config.num_classes < spec.num_classes:
+            raise ConfigError(
+                f"num_classes must hold every class of {dataset.name}, which has {spec.num_classes}. "
+                f"Received: {config.num_classes}"
+            )
+        spec = dataclasses.replace(spec, num_classes=config.num_classes)
+    return dataclasses.replace(spec, task=tasks.choose(config.task, spec))

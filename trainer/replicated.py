@@ -35,6 +35,8 @@ from trainer.finite import FiniteCheck
 # A loop is (begin, end): the steps begin..end-1 run in one call.
 Loop = tuple[int, int]
 Logs = dict[str, float]
+# From what the input yields for one replica to `(x, y)`.
+Prepare = Callable[[Any], tuple]
 GRADIENT_NORM = "gradient_norm"
 # Groups of state, as the names of `state` begin.
 MODEL, METRICS = "model/", "metrics/"
@@ -64,15 +66,25 @@ class Replicated:
         strategy: the strategy of `cluster.connect`.
         batch_spec: `(x, y)` of `keras.KerasTensor`, the shapes and dtypes of one replica's batch.
         xla: compile forward and backward pass of each replica with XLA (CPU and GPU; a TPU always does).
+        prepare: makes what `batch_spec` describes of what the training input yields for one replica: augmentation.
 
     Raises:
         ConfigError: `xla` with a model whose `train_step` cannot be split into a compiled and an exchanging part, or a
             loss that sums over the batch (its gradient would depend on the number of replicas).
     """
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, batch_spec: tuple, *, xla: bool = False):
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        batch_spec: tuple,
+        *,
+        xla: bool = False,
+        prepare: Prepare | None = None,
+    ):
         self.model = model
         self.strategy = strategy
+        self._prepare = prepare
         self._num_replicas = strategy.num_replicas_in_sync
         check_losses(model.loss, num_replicas=self._num_replicas)
         for optimizer in internals.optimizers(model):
@@ -102,7 +114,9 @@ class Replicated:
     # One step on one replica, in its context and within `tracing`.
 
     def train_step(self, data: Any) -> tf.Tensor:
-        """Trains on this replica's share `(x, y)` of a batch; returns the number of steps done so far, int64."""
+        """Trains on this replica's share of a batch; returns the number of steps done so far, int64."""
+        if self._prepare is not None:
+            data = self._prepare(data)
         self._finite.undone_unless_finite(lambda: self._step(data))
         return tf.convert_to_tensor(self.model.optimizer.iterations)
 

@@ -3,6 +3,7 @@
 import keras
 
 from data.spec import Array, Spec
+from trainer import tasks
 
 UINT8_SCALE = 1.0 / 255.0
 
@@ -31,11 +32,9 @@ def normalised(tensor: keras.KerasTensor, array: Array) -> keras.KerasTensor:
 
 
 def logits(features: keras.KerasTensor, spec: Spec) -> keras.KerasTensor:
-    """[B, D] -> [B, num_classes] float32, in full precision whatever the compute dtype.
+    """[B, ..., D] -> [B, ..., num_outputs of the task] float32, in full precision whatever the compute dtype.
 
     Raises:
-        ValueError: the label is not a class.
+        ValueError: no task fits the label.
     """
-    if spec.num_classes is None:
-        raise ValueError(f"it classifies, and the dataset's label is not a class. Received: {spec.label}")
-    return keras.layers.Dense(spec.num_classes, dtype="float32", name="logits")(features)
+    return keras.layers.Dense(tasks.num_outputs(spec), dtype="float32", name="logits")(features)

@@ -1,0 +1,44 @@
+"""What computes."""
+
+import dataclasses
+
+from trainer.options.field import option
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareOptions:
+    """What computes."""
+
+    tpu: str | None = option(
+        None,
+        "TPU to use: local, a name, grpc://host:port; bare --tpu: the TPU of this environment; "
+        "without it all GPUs, else the CPU",
+        group="hardware",
+        changes_numbers=False,
+    )
+    tpu_zone: str | None = option(None, "zone of the named TPU", group="hardware", changes_numbers=False)
+    tpu_project: str | None = option(None, "project of the named TPU", group="hardware", changes_numbers=False)
+    replicas: int | None = option(
+        None,
+        "GPUs to use, or virtual CPU devices; default: all GPUs, else one CPU device",
+        group="hardware",
+        minimum=1,
+        changes_numbers=False,
+    )
+    connect_timeout_secs: float = option(
+        300.0, "seconds to wait for a TPU or for other workers", group="hardware", above=0, changes_numbers=False
+    )
+    xla: str = option(
+        "auto",
+        "compile with XLA on CPU and GPU (a TPU always does); auto: on for GPUs, off on CPU",
+        group="hardware",
+        choices=("auto", "on", "off"),
+        changes_numbers=False,
+    )
+    steps_per_loop: int = option(
+        50,
+        "steps the devices run between two looks of the host; no result depends on it",
+        group="hardware",
+        minimum=1,
+        changes_numbers=False,
+    )

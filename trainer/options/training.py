@@ -1,0 +1,25 @@
+"""Batches, steps, and what is due when."""
+
+import dataclasses
+
+from trainer.options.field import option
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Batches, steps, and what is due when."""
+
+    global_batch_size: int = option(128, "examples a step, over all replicas", group="training", minimum=1)
+    train_steps: int | None = option(None, "steps to train; or give train_epochs", group="training", minimum=1)
+    train_epochs: float | None = option(
+        None,
+        "epochs to train, rounded up to whole steps; default 10 where train_steps is not given",
+        group="training",
+        above=0,
+    )
+    eval_every_steps: int | None = option(
+        None, "steps between evaluations; default: one epoch", group="training", minimum=1, changes_numbers=False
+    )
+    log_every_steps: int = option(
+        50, "steps between records in metrics.jsonl and TensorBoard", group="training", minimum=1, changes_numbers=False
+    )

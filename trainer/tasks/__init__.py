@@ -1,0 +1,76 @@
+"""What is learned about a label: losses, metrics, the size of a model's output, what an export gives. One file a task.
+
+A task module holds
+
+    reason_against(spec) -> str | None    why the label cannot be learned so; None if it can
+    num_outputs(spec) -> int              numbers that the model gives for an example, or for each of its positions
+    loss(spec) -> keras.losses.Loss       a mean over examples (and positions): equal shares then make equal gradients
+    metrics(spec) -> list                 new objects, to be made under the strategy's scope
+    outputs(y_pred, spec) -> dict         what an export gives, by name
+
+Importing this package imports none of them, nor TensorFlow.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from data.spec import Spec
+from trainer.errors import ConfigError
+
+AUTO = "auto"
+# In the order in which `auto` asks them.
+NAMES = ("classification",)
+
+
+def choose(name: str, spec: Spec) -> str:
+    """The task called `name`, or for `auto` the first that fits the label; "" if none does.
+
+    Raises:
+        ConfigError: the label cannot be learned so.
+    """
+    if name == AUTO:
+        return next((task for task in NAMES if _module(task).reason_against(spec) is None), "")
+    reason = _module(name).reason_against(spec)
+    if reason:
+        raise ConfigError(f"--task={name} cannot be had: {reason}. Received: label {spec.label}")
+    return name
+
+
+def loss(spec: Spec) -> Any:
+    """The loss of a spec's task.
+
+    Raises:
+        ConfigError: it has none, and the model brings no loss.
+    """
+    if not spec.task:
+        raise ConfigError(
+            "the dataset's label is not a class; a model for it brings its loss in compile_args. "
+            f"Received: {spec.label}"
+        )
+    return _module(spec.task).loss(spec)
+
+
+def metrics(spec: Spec) -> list:
+    """New metrics of a spec's task, none where it has none; to be made under the strategy's scope."""
+    return _module(spec.task).metrics(spec) if spec.task else []
+
+
+def num_outputs(spec: Spec) -> int:
+    """How many numbers a model gives for an example, or for each of its positions.
+
+    Raises:
+        ValueError: no task fits the label.
+    """
+    if not spec.task:
+        raise ValueError(f"the size of its output is not known, as no task fits the label. Received: {spec.label}")
+    return _module(spec.task).num_outputs(spec)
+
+
+def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
+    """What an export gives, by name, of a model with a single output."""
+    return _module(spec.task).outputs(y_pred, spec) if spec.task else {"output": y_pred}
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")

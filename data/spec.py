@@ -25,7 +25,7 @@ class Spec:
     inputs: one `Array` for a dataset with one input, else input name -> `Array`, in the dataset's order.
     label: int32 for classes and other integers, float32 for real numbers.
     num_classes: of a class label; None where the label is not a class.
-    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits, and a model has to bring a loss.
+    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits, and a model brings its loss.
     """
 
     inputs: Array | Mapping[str, Array]

@@ -1,6 +1,6 @@
 """Trains small models on N virtual replicas and stores what came out, for tests that compare 1, 2 and 4 of them.
 
-`python -m tests.replicas_worker NUM_REPLICAS OUT.npz [CASE ...]`, all cases by default. One process a number of
+`python -m tests.replicas_worker NUM_REPLICAS OUT.npz [CASE ...]`, all cases by default, and steps that are not finite. One process a number of
 replicas, since TensorFlow's devices are fixed once used. Every case trains STEPS steps on the same records in the same
 order; keys are `<case>/<what>`.
 """
@@ -27,7 +27,7 @@ ONE_LOOP = [(0, 1), (1, 51), (51, STEPS)]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One training: how the model is made, its optimizer options, and how it runs."""
+    """One training: how the model is made, its optimizer options, and how it runs (`options` of `Replicated`)."""
 
     model: Callable[[], keras.Model]
     optimizer: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -35,6 +35,7 @@ class Case:
     loops: Any = None
     xla: bool = False
     precision: str = "float32"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def dense(**options: Any) -> keras.Model:
@@ -61,6 +62,33 @@ class ActivityLoss(keras.layers.Layer):
     def call(self, x: tf.Tensor) -> tf.Tensor:
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
         return x
+
+
+class Block(keras.layers.Layer):
+    """A layer of layers with all that a layer may have: random numbers, statistics, a loss of its own."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.hidden = keras.layers.Dense(64, activation="relu")
+        self.dropout = keras.layers.Dropout(0.3)
+        self.scale = RunningScale()
+
+    def build(self, shape: tuple) -> None:
+        for layer in (self.hidden, self.dropout, self.scale):
+            layer.build(shape)
+        super().build(shape)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        y = self.dropout(self.hidden(x), training=training)
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(y)))
+        return x + self.scale(y, training=training)
+
+
+def blocks() -> keras.Model:
+    """[B, 8, 8] -> [B, 10] logits."""
+    image = keras.Input((8, 8))
+    x = Block(name="block_1")(Block(name="block_0")(keras.layers.Flatten()(image)))
+    return keras.Model(image, keras.layers.Dense(10)(x))
 
 
 class OwnTrainStep(keras.Model):
@@ -152,6 +180,12 @@ CASES = {
     "float16": Case(dense, SGD | {"global_clipnorm": 0.1}, precision="mixed_float16"),
     "xla": Case(functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}, xla=True),
     "xla_off": Case(functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}),
+    "microbatches": Case(
+        functools.partial(dense, l2=0.01, noise=True), SGD | {"global_clipnorm": 0.1}, options={"microbatches": 4}
+    ),
+    "blocks": Case(blocks, SGD),
+    "remat": Case(blocks, SGD, options={"remat": ["block_*"]}),
+    "remat_xla": Case(blocks, SGD, xla=True, options={"remat": ["block_*"], "microbatches": 2}),
     "batch_norm": Case(functools.partial(dense, batch_norm=True), SGD),
     "synchronized": Case(functools.partial(dense, batch_norm=True, synchronized=True), SGD),
     "xla_batch_norm": Case(functools.partial(dense, batch_norm=True), SGD, xla=True),
@@ -182,7 +216,7 @@ def make(case: Case, strategy: tf.distribute.Strategy) -> replicated.Replicated:
     x = {"top": half, "bottom": half} if case.model is TwoInputs.build else image
     with strategy.scope():
         return replicated.Replicated(
-            compiled(case), strategy, (x, keras.KerasTensor((share,), dtype="int32")), xla=case.xla
+            compiled(case), strategy, (x, keras.KerasTensor((share,), dtype="int32")), xla=case.xla, **case.options
         )
 
 
@@ -328,12 +362,12 @@ def main() -> None:
     target = hardware.resolve(tpu=None, replicas=num_replicas, environ={})
     strategy = cluster.connect(target, connect_timeout_secs=60).strategy
     found: dict[str, np.ndarray] = {}
-    for name in sys.argv[3:] or CASES:
+    names = sys.argv[3:]
+    for name in names or CASES:
         found |= train(name, strategy)
-    if not sys.argv[3:]:
-        found |= batch_norm_oracle(strategy) | masks(strategy)
-        for name in NOT_FINITE:
-            found |= not_finite(name, strategy)
+    found |= batch_norm_oracle(strategy) | masks(strategy)
+    for name in [] if names else NOT_FINITE:
+        found |= not_finite(name, strategy)
     np.savez(path, **found)
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import replicas_worker
-from trainer import replicated
+from trainer import refusals
 from trainer.errors import ConfigError
 
 
@@ -41,8 +41,8 @@ def test_xla_around_a_layer_that_exchanges_statistics() -> None:
     class TwoReplicas:
         num_replicas_in_sync = 2
 
-    assert "synchronized" in str(replicated.reason_against_xla(model, TwoReplicas()))
-    assert replicated.reason_against_xla(model, _one_replica()) is None
+    assert "synchronized" in str(refusals.reason_against_xla(model, TwoReplicas()))
+    assert refusals.reason_against_xla(model, _one_replica()) is None
 
 
 def test_summing_loss_on_several_replicas() -> None:
@@ -51,11 +51,11 @@ def test_summing_loss_on_several_replicas() -> None:
     case = replicas_worker.Case(replicas_worker.dense, replicas_worker.SGD, loss=loss)
     replicas_worker.make(case, strategy)  # one replica: nothing to disagree on
     with pytest.raises(ConfigError, match="sums over the batch"):
-        replicated.check_losses(loss, num_replicas=2)
+        refusals.check_losses(loss, num_replicas=2)
 
 
 def test_accumulating_optimizer_on_several_replicas() -> None:
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
-    replicated.check_optimizer(optimizer, num_replicas=1)
+    refusals.check_optimizer(optimizer, num_replicas=1)
     with pytest.raises(ConfigError, match="gradient_accumulation_steps"):
-        replicated.check_optimizer(optimizer, num_replicas=2)
+        refusals.check_optimizer(optimizer, num_replicas=2)

@@ -18,12 +18,13 @@ from trainer import (
     models,
     optimizers,
     plan,
+    refusals,
     replicated,
     run_dir,
     tasks,
 )
 from trainer.callbacks.clock import Clock
-from trainer.config import FIELDS, Config, nearest
+from trainer.config import FIELDS, Config, nearest, patterns
 from trainer.errors import ConfigError
 
 # Options that say nothing once a model brings its own optimizer.
@@ -65,10 +66,17 @@ class Assembly:
         with strategy.scope():
             model = self.compiled_model()
         wants_xla = config.xla == "on" or (config.xla == "auto" and self.devices.kind == "gpu")
-        if config.xla == "auto" and replicated.reason_against_xla(model, strategy):
+        if config.xla == "auto" and refusals.reason_against_xla(model, strategy):
             wants_xla = False
         batch_spec = self.batch_spec(self.plan.per_replica_batch_size)
-        built = replicated.Replicated(model, strategy, batch_spec, xla=wants_xla)
+        built = replicated.Replicated(
+            model,
+            strategy,
+            batch_spec,
+            xla=wants_xla,
+            microbatches=config.microbatches,
+            remat=patterns(config.remat),
+        )
         if config.keep_best_checkpoints and config.mode in (*inputs.EVALUATING_MODES, inputs.PREFLIGHT):
             _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
         return built
@@ -124,7 +132,7 @@ class Assembly:
         return lint.grouped(found)
 
     def copy(self, model: keras.Model) -> keras.Model:
-        """`model`, new and outside the strategy, with the weights of the one that is trained."""
+        """`model`, new and outside the strategy, with the weights of the one that is trained as they are now."""
         model(keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), self.batch_spec(1)[0]))
         model.set_weights(self.replicated.model.get_weights())
         return model
@@ -151,7 +159,7 @@ class Assembly:
         """Exports a copy of the model made outside the strategy, so that it serves anywhere."""
         directory = self.folder.export_dir
         if self.devices.is_chief:
-            with self.clock.measure("export"):
+            with self.clock.measure("export"), self.replicated.averaged():
                 export.save(self.copy(self.new_model()), self.spec, directory)
         return directory
 

@@ -13,10 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src import losses as keras_losses
+from keras.src.backend.common import variables as keras_variables
 from keras.src.random import seed_generator as keras_seed_generator
 from tensorflow.python.distribute import mirrored_run
-
-from trainer.errors import ConfigError
 
 
 def build(model: keras.Model, batch_spec: tuple) -> None:
@@ -56,6 +55,11 @@ def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> tf.Tensor:
     return model._compute_loss(x, y, y_pred, None, training=True)
 
 
+def note_loss(model: keras.Model, loss: tf.Tensor, *, examples: tf.Tensor) -> None:
+    """Adds the loss of a training step over `examples` examples to the mean that Keras reports."""
+    model._loss_tracker.update_state(loss, sample_weight=examples)
+
+
 @contextlib.contextmanager
 def watching_layers(
     note: Callable[[keras.layers.Layer, Any], None],
@@ -82,52 +86,6 @@ def watching_layers(
         yield
     finally:
         keras.layers.Layer.__call__ = call
-
-
-class CompiledTrainStep:
-    """Keras' train step with forward and backward pass as one XLA program of tensors only.
-
-    XLA cannot compile a step that reads the variables of another replica's device or exchanges gradients (keras 19005,
-    tensorflow 53140): so variables go in and come out as tensors, and the optimizer runs outside.
-    """
-
-    def __init__(self, model: keras.Model):
-        self._model = model
-        self._trainable = model.trainable_variables
-        self._state = model.non_trainable_variables + model.metrics_variables
-        self._compiled = tf.function(self._forward_backward, jit_compile=True, autograph=False)
-
-    def __call__(self, data: tuple) -> dict[str, tf.Tensor]:
-        optimizer = self._model.optimizer
-        weights = [tf.convert_to_tensor(v.value) for v in self._trainable]
-        state = [tf.convert_to_tensor(v.value) for v in self._state]
-        loss_scale = optimizer.scale_loss(tf.constant(1.0))
-        gradients, new_state = self._compiled(weights, state, data, loss_scale)
-        for variable, value in zip(self._state, new_state, strict=True):
-            variable.assign(value)
-        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
-        return self._model.get_metrics_result()
-
-    def _forward_backward(self, weights: list, state: list, data: tuple, loss_scale: tf.Tensor) -> tuple[list, list]:
-        model = self._model
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        mapping = [*zip(self._trainable, weights, strict=True), *zip(self._state, state, strict=True)]
-        with tf.GradientTape() as tape, keras.StatelessScope(mapping, collect_losses=True) as scope:
-            tape.watch(weights)
-            given = [scope.get_current_value(v) for v in self._trainable]
-            y_pred = model(x, training=True)
-            loss = model._compute_loss(x, y, y_pred, sample_weight, training=True)
-            model._loss_tracker.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(x)[0])[0])
-            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            scaled = loss * tf.cast(loss_scale, loss.dtype)
-        assigned = [v.path for v, w in zip(self._trainable, given, strict=True) if scope.get_current_value(v) is not w]
-        if assigned:
-            raise ConfigError(
-                "a layer assigns to trainable weights while it is called, which a step compiled with XLA would lose. "
-                f"Use --xla=off. Received: {', '.join(assigned)}"
-            )
-        gradients = tape.gradient(scaled, weights)
-        return gradients, [scope.get_current_value(v) for v in self._state]
 
 
 Apply = Callable[[Sequence, Callable[[Sequence], None]], None]
@@ -241,6 +199,22 @@ def masks_of_their_own(num_replicas: int) -> Iterator[None]:
         yield
     finally:
         generator.next = following
+
+
+def no_autocast() -> contextlib.AbstractContextManager:
+    """Where variables give their values in full precision, also within the call of a layer that computes in half."""
+    return keras_variables.AutocastScope(None)
+
+
+def averages(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Weights of which an optimizer keeps a moving average (`use_ema`), each with its average."""
+    pairs = []
+    for optimizer in optimizers(model):
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if inner.use_ema:
+            held = zip(inner._trainable_variables, inner._model_variables_moving_average, strict=True)
+            pairs += [(variable, average) for variable, average in held if average is not None]
+    return pairs
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

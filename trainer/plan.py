@@ -66,6 +66,12 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
         raise ConfigError(
             f"global_batch_size must divide by the {num_replicas} replicas. Received: {batch}. Nearest sizes: {sizes}"
         )
+    share = batch // num_replicas
+    if share % config.microbatches:
+        raise ConfigError(
+            f"microbatches must divide a replica's share of the batch, {share} examples ({batch} over {num_replicas} "
+            f"replicas). Received: {config.microbatches}"
+        )
     steps_per_epoch = num_train_examples / batch
     train_steps = config.train_steps
     if train_steps is None:
@@ -77,7 +83,7 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
     eval_every = config.eval_every_steps or max(1, round(steps_per_epoch))
     return Plan(
         global_batch_size=batch,
-        per_replica_batch_size=batch // num_replicas,
+        per_replica_batch_size=share,
         num_replicas=num_replicas,
         train_steps=train_steps,
         steps_per_epoch=steps_per_epoch,

@@ -28,9 +28,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import internals
+from trainer import internals, refusals
 from trainer.errors import ConfigError
 from trainer.finite import FiniteCheck
+from trainer.functional import FunctionalTrainStep
+from trainer.remat import rematerialise
 
 # A loop is (begin, end): the steps begin..end-1 run in one call.
 Loop = tuple[int, int]
@@ -39,7 +41,7 @@ Logs = dict[str, float]
 Prepare = Callable[[Any], tuple]
 GRADIENT_NORM = "gradient_norm"
 # Groups of state, as the names of `state` begin.
-MODEL, METRICS = "model/", "metrics/"
+MODEL, AVERAGES, METRICS = "model/", "average/", "metrics/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Replicated:
         strategy: the strategy of `cluster.connect`.
         batch_spec: `(x, y)` of `keras.KerasTensor`, the shapes and dtypes of one replica's batch.
         xla: compile forward and backward pass of each replica with XLA (CPU and GPU; a TPU always does).
+        microbatches: parts of a replica's share that are computed one after the other, see `functional.py`.
+        remat: patterns of the names of layers that keep no activations, see `remat.py`.
         prepare: makes what `batch_spec` describes of what the training input yields for one replica: augmentation.
 
     Raises:
@@ -80,36 +84,44 @@ class Replicated:
         batch_spec: tuple,
         *,
         xla: bool = False,
+        microbatches: int = 1,
+        remat: Sequence[str] = (),
         prepare: Prepare | None = None,
     ):
         self.model = model
         self.strategy = strategy
         self._prepare = prepare
         self._num_replicas = strategy.num_replicas_in_sync
-        check_losses(model.loss, num_replicas=self._num_replicas)
+        refusals.check_losses(model.loss, num_replicas=self._num_replicas)
         for optimizer in internals.optimizers(model):
-            check_optimizer(optimizer, num_replicas=self._num_replicas)
+            refusals.check_optimizer(optimizer, num_replicas=self._num_replicas)
         with strategy.scope():
             internals.build(model, batch_spec)
             self._global_seed = internals.global_seed()
             self._state = internals.float_state(model)
             self._finite = FiniteCheck(model, [*internals.step_state(model), *model.metrics_variables])
+            rematerialise(model, remat)
         # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
         self._returned: Any = None
-        self._train_step = self._pick_train_step(xla)
+        self._train_step = self._pick_train_step(xla, microbatches)
         self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
         self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
 
-    def _pick_train_step(self, xla: bool) -> Callable:
-        if not xla:
-            return self.model.train_step
-        reason = reason_against_xla(self.model, self.strategy)
+    def _pick_train_step(self, xla: bool, microbatches: int) -> Callable:
+        reason = refusals.reason_against_xla(self.model, self.strategy) if xla else None
         if reason:
             raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
-        internals.swallow_first_xla_notice()
+        reason = refusals.reason_against_microbatches(self.model, self.strategy) if microbatches > 1 else None
+        if reason:
+            raise ConfigError(f"--microbatches={microbatches} cannot be had: {reason}")
+        if xla:
+            internals.swallow_first_xla_notice()
         if internals.overrides(self.model, "train_step"):
-            return tf.function(self.model.train_step, jit_compile=True, autograph=False)
-        return internals.CompiledTrainStep(self.model)
+            step = self.model.train_step
+            return tf.function(step, jit_compile=True, autograph=False) if xla else step
+        if xla or microbatches > 1:
+            return FunctionalTrainStep(self.model, microbatches=microbatches, xla=xla)
+        return self.model.train_step
 
     # One step on one replica, in its context and within `tracing`.
 
@@ -200,6 +212,8 @@ class Replicated:
     ) -> Logs | None:
         """Metrics over all examples of `iterator`, which yields `(x, y, mask)`; resets them before and after.
 
+        Of the moving average of the weights, where an optimizer keeps one.
+
         Args:
             iterator: yields the global batches.
             loops: calls to make.
@@ -207,11 +221,12 @@ class Replicated:
         """
         self.reset_metrics()
         logs: Logs | None = {}
-        for begin, end in loops:
-            logs = _logs(self._run(self._test_loop, iterator, end - begin))
-            if end < loops[-1][1] and not goes_on():
-                logs = None
-                break
+        with self.averaged():
+            for begin, end in loops:
+                logs = _logs(self._run(self._test_loop, iterator, end - begin))
+                if end < loops[-1][1] and not goes_on():
+                    logs = None
+                    break
         self.reset_metrics()
         return logs
 
@@ -221,11 +236,22 @@ class Replicated:
         with self.strategy.scope():
             self._finite.reset()
 
-    def finish(self) -> None:
-        """Lets an optimizer that keeps a moving average of the weights write it back, as Keras' `fit` does."""
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Where weights are their moving averages, if an optimizer keeps any: what is evaluated and exported.
+
+        Keras' `fit` writes them over the weights, at the end or every so often; a run could not go on from there.
+        """
+        pairs = internals.averages(self.model)
         with self.strategy.scope():
-            for optimizer in internals.optimizers(self.model):
-                optimizer.finalize_variable_values(self.model.trainable_variables)
+            before = [variable.value.read_value() for variable, _ in pairs]
+            for variable, average in pairs:
+                variable.assign(average.value)
+            try:
+                yield
+            finally:
+                for (variable, _), value in zip(pairs, before, strict=True):
+                    variable.assign(value)
 
     def pass_over(self, step: int, end: int) -> None:
         """Counts the steps `step`..`end`-1 as done, so that what depends on the step goes on with the data."""
@@ -298,14 +324,16 @@ class Replicated:
 
     def variables(self) -> dict[str, tf.Variable]:
         """What holds each array of `state`."""
-        named: dict[str, tf.Variable] = {}
+        averages = internals.averages(self.model)
+        named = {f"{AVERAGES}{variable.path}": average.value for variable, average in averages}
         groups = {
             MODEL: self.model.variables,
             "random/": [self._global_seed],
             METRICS: self.model.metrics_variables,
         }
         for index, optimizer in enumerate(internals.optimizers(self.model)):
-            groups[f"optimizer_{index}/" if index else "optimizer/"] = optimizer.variables
+            state = [v for v in optimizer.variables if not any(v is average for _, average in averages)]
+            groups[f"optimizer_{index}/" if index else "optimizer/"] = state
         for group, variables in groups.items():
             for variable in variables:
                 name = f"{group}{variable.path}"
@@ -328,38 +356,10 @@ class Replicated:
                 )
 
 
-def check_losses(losses: Any, *, num_replicas: int) -> None:
-    """Raises ConfigError for a loss that sums over the batch, on several replicas."""
-    for loss in keras.tree.flatten(losses):
-        if num_replicas > 1 and getattr(loss, "reduction", None) == "sum":
-            raise ConfigError(
-                f"the loss {loss.name} sums over the batch, so its gradient would depend on the number of replicas. "
-                f"Received: reduction='sum' on {num_replicas} replicas. Use the default reduction "
-                "'sum_over_batch_size' and scale the learning rate"
-            )
-
-
-def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int) -> None:
-    """Raises ConfigError for an optimizer that accumulates gradients, which Keras cannot on several replicas."""
-    steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
-    if num_replicas > 1 and steps:
-        raise ConfigError(
-            f"Keras accumulates gradients on one replica only. Received: gradient_accumulation_steps={steps} on "
-            f"{num_replicas} replicas. Use one replica, or more replicas with a smaller share each"
-        )
-
-
-def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
-    """Why the train step cannot be compiled on CPU and GPU, or None."""
-    if strategy.num_replicas_in_sync == 1:
-        return None
-    own = internals.overrides(model, "train_step")
-    if own:
-        return f"the train_step of {own} exchanges gradients inside the step, which XLA cannot do on CPU and GPU"
-    exchanging = [layer.name for layer in internals.layers(model) if getattr(layer, "synchronized", False)]
-    if exchanging:
-        return f"the layer {exchanging[0]} is synchronized: it exchanges statistics inside the step, as XLA cannot"
-    return None
+def best_weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights and state of the model among arrays of `Replicated.state`: averages where there are any."""
+    weights = {name: array for name, array in arrays.items() if name.startswith(MODEL)}
+    return {name: arrays.get(f"{AVERAGES}{name.removeprefix(MODEL)}", array) for name, array in weights.items()}
 
 
 def _form(signature: Mapping[str, tuple], name: str) -> str:

@@ -205,8 +205,6 @@ class Training:
             callback.on_loop_end(loop)
         if self._plan.is_report(loop.end):
             self._replicated.reset_metrics()
-        if loop.end == self._plan.train_steps:
-            self._replicated.finish()
         is_for_evaluator = self._has_evaluator and self._plan.ends_segment(loop.end)
         if not self._evaluation_is_due() and (self._plan.is_checkpoint(loop.end) or is_for_evaluator):
             self._wants_save = True

@@ -120,7 +120,9 @@ class CheckpointDir:
                 found[step] = self.marker(step)
         return found
 
-    def first_whole(self, order: Callable[[Sequence[Marker]], list[Marker]], only: str = "") -> Saved | None:
+    def first_whole(
+        self, order: Callable[[Sequence[Marker]], list[Marker]], only: str | tuple[str, ...] = ""
+    ) -> Saved | None:
         """The first in order whose bytes are whole, with a warning for each that is not; None where there are none.
 
         Args:
@@ -212,7 +214,7 @@ class CheckpointDir:
         path = f"{self.of(step)}/{MARKER}"
         return Marker.decode(path, storage.read(path))
 
-    def read(self, marker: Marker, only: str = "") -> Saved:
+    def read(self, marker: Marker, only: str | tuple[str, ...] = "") -> Saved:
         """What a marker names, read whole; raises DamagedError, storage.FILE_ERRORS."""
         path = self.of(marker.step)
         forms = {name: form for name, form in marker.forms.items() if name.startswith(only)}

@@ -327,7 +327,7 @@ class Checkpoints:
         self._thread = None
 
 
-def load(path: str, *, only: str = "", retry_waits_secs: Sequence[float] = RETRY_WAITS_SECS) -> Saved:
+def load(path: str, *, only: str | tuple[str, ...] = "", retry_waits_secs: Sequence[float] = RETRY_WAITS_SECS) -> Saved:
     """The newest whole checkpoint that `path` means.
 
     Args:

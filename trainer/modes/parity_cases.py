@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from data.errors import DataError
-from trainer import cluster, comparison, internals, parity, replicated
+from trainer import cluster, comparison, internals, parity, refusals
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import RetryError
@@ -132,7 +132,7 @@ class Parity:
         again = run.observe(start, end)
         repeated = comparison.compare(observed, observed, again, steps=self.config.parity_steps, precision="float32")
         nudged = run.observe(_nudged(start, last_bit), _nudged(end, last_bit))
-        against = replicated.reason_against_xla(run.model, self.clusters[1].strategy)
+        against = refusals.reason_against_xla(run.model, self.clusters[1].strategy)
         return Reference(case, start, end, observed, nudged, repeated, _nature(run), against)
 
     def _differences(self, reference: Reference, case: Case) -> list[comparison.Difference] | None:

@@ -31,7 +31,7 @@ from trainer.callbacks.profile import Profile
 from trainer.callbacks.records import Records, Sink
 from trainer.callbacks.slow_input import SlowInput
 from trainer.checkpoints import store, weights
-from trainer.config import FIELDS
+from trainer.config import FIELDS, patterns
 from trainer.errors import EXIT_OK, ConfigError
 from trainer.modes.promote import close_run, evaluate
 from trainer.redact import redact
@@ -143,9 +143,10 @@ class Train:
         return at
 
     def _init_from(self, path: str) -> None:
-        saved = store.load(path, only=replicated.MODEL)
-        patterns = [pattern.strip() for pattern in self.run.config.init_fresh.split(",") if pattern.strip()]
-        chosen, fresh = weights.choose_weights(saved.arrays, self.run.replicated.signature(), patterns)
+        saved = store.load(path, only=(replicated.MODEL, replicated.AVERAGES))
+        arrays = replicated.best_weights(saved.arrays)
+        unchosen = patterns(self.run.config.init_fresh)
+        chosen, fresh = weights.choose_weights(arrays, self.run.replicated.signature(), unchosen)
         self.run.replicated.load_state(chosen)
         left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""
         _log.info("weights of %s, step %s%s", saved.path, f"{saved.step:,}", left)

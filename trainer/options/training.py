@@ -10,6 +10,20 @@ class TrainingOptions:
     """Batches, steps, and what is due when."""
 
     global_batch_size: int = option(128, "examples a step, over all replicas", group="training", minimum=1)
+    microbatches: int = option(
+        1,
+        "equal parts of each replica's share of a batch, computed one after the other to take less memory; the step "
+        "stays that of the whole batch, but for batch norm and dropout",
+        group="training",
+        minimum=1,
+    )
+    remat: str = option(
+        "",
+        "layers that keep no activations but compute them again in the backward pass, for less memory: patterns of "
+        "names with commas between, 'block_*'",
+        group="training",
+        changes_numbers=False,
+    )
     train_steps: int | None = option(None, "steps to train; or give train_epochs", group="training", minimum=1)
     train_epochs: float | None = option(
         None,

@@ -1,0 +1,95 @@
+"""The train step as a function of tensors: for XLA on CPU and GPU, and for a batch that is computed in parts."""
+
+import keras
+import tensorflow as tf
+
+from trainer import internals
+from trainer.errors import ConfigError
+
+Tensors = list[tf.Tensor]
+
+
+class FunctionalTrainStep:
+    """Keras' train step with forward and backward pass as one function of tensors only.
+
+    XLA cannot compile a step that reads the variables of another replica's device or exchanges gradients (keras 19005,
+    tensorflow 53140), nor can a loop on the device hold variables of several: so variables go in and come out as
+    tensors, and the optimizer runs outside.
+
+    Args:
+        model: built and compiled, without a `train_step` of its own.
+        microbatches: equal parts of a replica's share that are computed one after the other. Their gradients are
+            averaged and applied once, so that activations of one part alone take memory. Each part has batch statistics
+            and dropout masks of its own.
+        xla: compile it.
+    """
+
+    def __init__(self, model: keras.Model, *, microbatches: int, xla: bool):
+        self._model = model
+        self._microbatches = microbatches
+        self._trainable = model.trainable_variables
+        self._state = model.non_trainable_variables + model.metrics_variables
+        passes = self._one_pass if microbatches == 1 else self._passes
+        self._forward_backward = tf.function(passes, jit_compile=True, autograph=False) if xla else passes
+
+    def __call__(self, data: tuple) -> dict[str, tf.Tensor]:
+        optimizer = self._model.optimizer
+        weights = [tf.convert_to_tensor(v.value) for v in self._trainable]
+        state = [tf.convert_to_tensor(v.value) for v in self._state]
+        loss_scale = optimizer.scale_loss(tf.constant(1.0))
+        gradients, new_state = self._forward_backward(weights, state, data, loss_scale)
+        for variable, value in zip(self._state, new_state, strict=True):
+            variable.assign(value)
+        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
+        return self._model.get_metrics_result()
+
+    def _passes(
+        self, weights: Tensors, state: Tensors, data: tuple, loss_scale: tf.Tensor
+    ) -> tuple[list[tf.Tensor | None], Tensors]:
+        """Part after part; means of the gradients, and the state after the last."""
+        parts = tf.nest.map_structure(self._split, data)
+        without_gradient: set[int] = set()
+
+        def body(index: tf.Tensor, sums: Tensors, state: Tensors) -> tuple[tf.Tensor, Tensors, Tensors]:
+            part = tf.nest.map_structure(lambda tensor: tensor[index], parts)
+            gradients, state = self._one_pass(weights, state, part, loss_scale)
+            without_gradient.update(i for i, gradient in enumerate(gradients) if gradient is None)
+            added = [s if g is None else s + tf.convert_to_tensor(g) for s, g in zip(sums, gradients, strict=True)]
+            return index + 1, added, state
+
+        start = (tf.constant(0), [tf.zeros_like(weight) for weight in weights], state)
+        _, sums, state = tf.while_loop(
+            lambda index, *_: index < self._microbatches,
+            body,
+            start,
+            parallel_iterations=1,
+            maximum_iterations=self._microbatches,
+        )
+        means = [None if i in without_gradient else total / self._microbatches for i, total in enumerate(sums)]
+        return means, state
+
+    def _split(self, tensor: tf.Tensor) -> tf.Tensor:
+        size, *rest = tensor.shape
+        return tf.reshape(tensor, [self._microbatches, size // self._microbatches, *rest])
+
+    def _one_pass(
+        self, weights: Tensors, state: Tensors, data: tuple, loss_scale: tf.Tensor
+    ) -> tuple[list[tf.Tensor | None], Tensors]:
+        model = self._model
+        x, y = data
+        mapping = [*zip(self._trainable, weights, strict=True), *zip(self._state, state, strict=True)]
+        with tf.GradientTape() as tape, keras.StatelessScope(mapping, collect_losses=True) as scope:
+            tape.watch(weights)
+            given = [scope.get_current_value(v) for v in self._trainable]
+            y_pred = model(x, training=True)
+            loss = internals.compute_loss(model, x, y, y_pred)
+            internals.note_loss(model, loss, examples=tf.shape(keras.tree.flatten(x)[0])[0])
+            model.compute_metrics(x, y, y_pred, sample_weight=None)
+            scaled = loss * tf.cast(loss_scale, loss.dtype)
+        assigned = [v.path for v, w in zip(self._trainable, given, strict=True) if scope.get_current_value(v) is not w]
+        if assigned:
+            raise ConfigError(
+                "a layer assigns to trainable weights while it is called, which a step of tensors only would lose. "
+                f"Use --xla=off and no --microbatches. Received: {', '.join(assigned)}"
+            )
+        return tape.gradient(scaled, weights), [scope.get_current_value(v) for v in self._state]

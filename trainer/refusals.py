@@ -1,0 +1,62 @@
+"""What a model cannot be trained with on this many replicas, and why."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer import internals
+from trainer.errors import ConfigError
+
+
+def check_losses(losses: Any, *, num_replicas: int) -> None:
+    """Raises ConfigError for a loss that sums over the batch, on several replicas."""
+    for loss in keras.tree.flatten(losses):
+        if num_replicas > 1 and getattr(loss, "reduction", None) == "sum":
+            raise ConfigError(
+                f"the loss {loss.name} sums over the batch, so its gradient would depend on the number of replicas. "
+                f"Received: reduction='sum' on {num_replicas} replicas. Use the default reduction "
+                "'sum_over_batch_size' and scale the learning rate"
+            )
+
+
+def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int) -> None:
+    """Raises ConfigError for an optimizer that accumulates gradients, which Keras cannot on several replicas."""
+    steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+    if num_replicas > 1 and steps:
+        raise ConfigError(
+            f"Keras accumulates gradients on one replica only. Received: gradient_accumulation_steps={steps} on "
+            f"{num_replicas} replicas. Use --microbatches={steps} with a global batch {steps} times as large"
+        )
+
+
+def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
+    """Why the train step cannot be compiled on CPU and GPU, or None."""
+    if strategy.num_replicas_in_sync == 1:
+        return None
+    own = internals.overrides(model, "train_step")
+    if own:
+        return f"the train_step of {own} exchanges gradients inside the step, which XLA cannot do on CPU and GPU"
+    exchanging = _exchanging(model)
+    return (
+        f"the layer {exchanging} is synchronized: it exchanges statistics inside the step, as XLA cannot"
+        if exchanging
+        else None
+    )
+
+
+def reason_against_microbatches(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
+    """Why a batch cannot be computed in parts, or None."""
+    own = internals.overrides(model, "train_step")
+    if own:
+        return f"the train_step of {own} applies the gradients of the batch that it is given"
+    exchanging = _exchanging(model) if strategy.num_replicas_in_sync > 1 else None
+    return (
+        f"the layer {exchanging} exchanges statistics for the whole batch, and sees a part of it"
+        if exchanging
+        else None
+    )
+
+
+def _exchanging(model: keras.Model) -> str | None:
+    return next((layer.name for layer in internals.layers(model) if getattr(layer, "synchronized", False)), None)

@@ -1,0 +1,75 @@
+"""Rematerialisation: layers that keep no activations for the backward pass, but compute them again in it.
+
+Memory against time: of such a layer only the inputs are kept (Chen et al. 2016, arXiv:1604.06174), for a second forward
+pass. Keras' own `RematScope` fails under TensorFlow's tape, and finds layers by size or by exact names at their making.
+"""
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer import internals
+from trainer.errors import ConfigError
+
+
+def rematerialise(model: keras.Model, patterns: Sequence[str]) -> None:
+    """Lets the layers of a built model whose names match a pattern, and all that is in them, keep no activations.
+
+    Raises:
+        ConfigError: a pattern matches no layer.
+    """
+    layers = [layer for layer in internals.layers(model) if layer is not model]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers):
+            names = ", ".join(dict.fromkeys(layer.name for layer in layers))
+            raise ConfigError(f"--remat matches no layer. Received: {pattern}. The layers are: {names}")
+    wrapped: set[int] = set()  # and what is in them: to compute within again would be to compute twice
+    for layer in layers:
+        if id(layer) not in wrapped and any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in patterns):
+            wrapped.update(id(inner) for inner in internals.layers(layer))
+            layer.call = _computed_again(layer, layer.call)
+
+
+def _computed_again(layer: keras.layers.Layer, call: Callable) -> Callable:
+    """`call` that TensorFlow runs once more in the backward pass.
+
+    Gradients come through arguments only, so weights are arguments too. The layer's state, such as that of its random
+    numbers, is what it was in the first pass, and moves on once.
+    """
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        given = tf.nest.flatten((args, kwargs))
+        floats = [index for index, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        variables = layer.trainable_variables
+        others = [v for v in layer.variables if not any(v is t for t in variables)]
+        with internals.no_autocast():
+            weights = [tf.convert_to_tensor(v.value) for v in variables]
+            state = [tf.convert_to_tensor(v.value) for v in others]
+        first: list[tuple[Any, int, list[tf.Tensor]]] = []  # structure of the output, its length, state afterwards
+
+        def function(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            values = list(given)
+            for index, tensor in zip(floats, tensors, strict=False):
+                values[index] = tensor
+            mapping = [*zip(variables, tensors[len(floats) :], strict=True), *zip(others, state, strict=True)]
+            with keras.StatelessScope(mapping, collect_losses=True) as scope:
+                inner_args, inner_kwargs = tf.nest.pack_sequence_as((args, kwargs), values)
+                output = call(*inner_args, **inner_kwargs)
+                losses = list(scope.losses)
+            flat = tf.nest.flatten(output)
+            first.append((output, len(flat), [scope.get_current_value(v) for v in others]))
+            return [*flat, *losses]
+
+        results = tf.recompute_grad(function)(*(given[index] for index in floats), *weights)
+        output, length, after = first[0]
+        for variable, old, new in zip(others, state, after, strict=True):
+            if new is not old:
+                variable.assign(new)
+        for loss in results[length:]:
+            layer.add_loss(loss)
+        return tf.nest.pack_sequence_as(output, results[:length])
+
+    return again

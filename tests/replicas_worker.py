@@ -1,8 +1,8 @@
 """Trains small models on N virtual replicas and stores what came out, for tests that compare 1, 2 and 4 of them.
 
-`python -m tests.replicas_worker NUM_REPLICAS OUT.npz [CASE ...]`, all cases by default, and steps that are not finite. One process a number of
-replicas, since TensorFlow's devices are fixed once used. Every case trains STEPS steps on the same records in the same
-order; keys are `<case>/<what>`.
+`python -m tests.replicas_worker NUM_REPLICAS OUT.npz [CASE ...]`, all cases by default, and steps that are not finite.
+One process a number of replicas, since TensorFlow's devices are fixed once used. Every case trains STEPS steps on the
+same records in the same order; keys are `<case>/<what>`.
 """
 
 import dataclasses

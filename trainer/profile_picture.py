@@ -1,12 +1,12 @@
-"""The profile of an input pipeline as a picture: one SVG file without references, for light and dark backgrounds. Pure.
+"""The profile of an input pipeline as a picture. Pure.
 
 Bars are time an example, not examples/s: times of stages add up, each bar begins where the one before ends, and the
 longest is what to work on. Below stands the model's time; a pipeline that ends left of the dashed line is fast enough.
 """
 
 import math
-from xml.sax import saxutils
 
+from trainer import picture
 from trainer.profile_report import ENOUGH, Profile, Rate, headline
 
 _WIDTH, _MARGIN = 920, 24
@@ -15,33 +15,20 @@ _COLUMNS = (("adds", 672), ("examples/s", 782), ("MB/s", _WIDTH - _MARGIN))  # r
 _TOP, _ROW, _BAR = 104, 38, 20
 _TICKS = 5
 _MILLI = 1e-3
-# No custom properties: converters such as librsvg do not know them.
-_STYLE = """
-.back { fill: #ffffff; }
-text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328;
-  font-variant-numeric: tabular-nums; }
-.title { font-size: 17px; font-weight: 600; }
-.quiet { font-size: 12px; fill: #59636e; }
-.right { text-anchor: end; }
-.middle { text-anchor: middle; }
-.grid { stroke: #d1d9e0; }
-.stage { fill: #8c96a3; }
-.slow { fill: #bc4c00; }
-.model { fill: #0969da; }
-.limit { stroke: #0969da; stroke-width: 1.5; stroke-dasharray: 5 4; }
-.spread { stroke: #1f2328; stroke-width: 1.5; }
-@media (prefers-color-scheme: dark) {
-  .back { fill: #0d1117; }
-  text { fill: #f0f6fc; }
-  .quiet { fill: #9198a1; }
-  .grid { stroke: #3d444d; }
-  .stage { fill: #6e7781; }
-  .slow { fill: #f0883e; }
-  .model { fill: #4493f8; }
-  .limit { stroke: #4493f8; }
-  .spread { stroke: #f0f6fc; }
+_LIGHT = {
+    "stage": "fill: #8c96a3;",
+    "slow": "fill: #bc4c00;",
+    "model": "fill: #0969da;",
+    "limit": "stroke: #0969da; stroke-width: 1.5; stroke-dasharray: 5 4;",
+    "spread": "stroke: #1f2328; stroke-width: 1.5;",
 }
-"""
+_DARK = {
+    "stage": "fill: #6e7781;",
+    "slow": "fill: #f0883e;",
+    "model": "fill: #4493f8;",
+    "limit": "stroke: #4493f8;",
+    "spread": "stroke: #f0f6fc;",
+}
 
 
 def svg(profile: Profile) -> str:
@@ -62,20 +49,11 @@ def svg(profile: Profile) -> str:
     limit = scale.x(model / ENOUGH)
     text = f"fast enough: {ENOUGH:g} times the model's speed"
     parts += [
-        f'<line class="limit" x1="{limit:.1f}" x2="{limit:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>',
-        _text(min(max(limit, _BARS_LEFT + 120), _BARS_RIGHT - 60), bottom + 36, text, "quiet middle"),
+        picture.line(limit, _TOP - 8, limit, bottom, "limit"),
+        picture.text(min(max(limit, _BARS_LEFT + 120), _BARS_RIGHT - 60), bottom + 36, text, "quiet middle"),
     ]
     height = bottom + 56
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-            f'height="{height}" role="img" aria-label={saxutils.quoteattr(headline(profile))}>',
-            f"<style>{_STYLE}</style>",
-            f'<rect class="back" width="{_WIDTH}" height="{height}"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    return picture.document(parts, width=_WIDTH, height=height, label=headline(profile), light=_LIGHT, dark=_DARK)
 
 
 class _Scale:
@@ -83,9 +61,7 @@ class _Scale:
 
     def __init__(self, longest: float):
         self.unit, self.factor = ("ms", 1e3) if longest >= _MILLI else ("µs", 1e6)
-        rough = longest / _TICKS
-        magnitude = 10.0 ** math.floor(math.log10(rough))
-        self._step = next(nice * magnitude for nice in (1, 2, 5, 10) if nice * magnitude >= rough)
+        self._step = picture.round_step(longest, _TICKS)
         self._end = self._step * math.ceil(longest / self._step)
 
     def x(self, secs: float) -> float:
@@ -102,20 +78,20 @@ class _Scale:
 def _heading(profile: Profile) -> list[str]:
     facts = profile.circumstances
     parts = [
-        _text(_MARGIN, 36, f"Input pipeline of {facts.dataset}", "title"),
-        _text(_MARGIN, 58, headline(profile)),
-        _text(_MARGIN, 76, f"{facts.cores} cores; model on {facts.devices}", "quiet"),
+        picture.text(_MARGIN, 36, f"Input pipeline of {facts.dataset}", "title"),
+        picture.text(_MARGIN, 58, headline(profile)),
+        picture.text(_MARGIN, 76, f"{facts.cores} cores; model on {facts.devices}", "quiet"),
     ]
-    return parts + [_text(right, _TOP - 12, name, "quiet right") for name, right in _COLUMNS]
+    return parts + [picture.text(right, _TOP - 12, name, "quiet right") for name, right in _COLUMNS]
 
 
 def _axis(scale: _Scale, bottom: float) -> list[str]:
     parts = []
     for secs in scale.ticks():
         x = scale.x(secs)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 16, scale.number(secs), "quiet middle"))
-    return [*parts, _text(_BARS_LEFT - 12, bottom + 16, f"{scale.unit} an example", "quiet right")]
+        parts.append(picture.line(x, _TOP - 8, x, bottom, "grid"))
+        parts.append(picture.text(x, bottom + 16, scale.number(secs), "quiet middle"))
+    return [*parts, picture.text(_BARS_LEFT - 12, bottom + 16, f"{scale.unit} an example", "quiet right")]
 
 
 def _row(scale: _Scale, row: float, rate: Rate, begin: float, end: float, kind: str) -> list[str]:
@@ -126,12 +102,8 @@ def _row(scale: _Scale, row: float, rate: Rate, begin: float, end: float, kind: 
     low, high = (scale.x(1 / value) for value in (max(rate.examples_per_sec), min(rate.examples_per_sec)))
     numbers = (f"{scale.number(end - begin)} {scale.unit}", f"{rate.median:,.0f}", f"{rate.mb_per_sec:,.1f}")
     return [
-        _text(_BARS_LEFT - 12, baseline, rate.name, "right"),
+        picture.text(_BARS_LEFT - 12, baseline, rate.name, "right"),
         f'<rect class="{kind}" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BAR}" rx="2"/>',
-        f'<line class="spread" x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>',
-        *(_text(x, baseline, number, "right") for number, (_, x) in zip(numbers, _COLUMNS, strict=True)),
+        picture.line(low, middle, high, middle, "spread"),
+        *(picture.text(x, baseline, number, "right") for number, (_, x) in zip(numbers, _COLUMNS, strict=True)),
     ]
-
-
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{saxutils.escape(text)}</text>'

@@ -16,7 +16,6 @@ from trainer import (
     internals,
     platforms,
     postmortem,
-    replicated,
     run_dir,
     supply,
     training,
@@ -30,9 +29,10 @@ from trainer.callbacks.metrics import MetricsFile
 from trainer.callbacks.profile import Profile
 from trainer.callbacks.records import Records, Sink
 from trainer.callbacks.slow_input import SlowInput
-from trainer.checkpoints import store, weights
-from trainer.config import FIELDS, patterns
+from trainer.checkpoints import store
+from trainer.config import FIELDS
 from trainer.errors import EXIT_OK, ConfigError
+from trainer.modes import initial
 from trainer.modes.promote import close_run, evaluate
 from trainer.redact import redact
 from trainer.series import Series
@@ -124,7 +124,7 @@ class Train:
         else:
             at = training.Position()
             if self.run.config.init_from is not None:
-                self._init_from(self.run.config.init_from)
+                initial.load_weights(self.run, self.run.config.init_from)
         devices = self.run.devices
         mine = [at.step, zlib.crc32(self.run.folder.path.encode()), int(devices.has_evaluator)]
         *positions, with_evaluator = devices.agree(mine)
@@ -141,15 +141,6 @@ class Train:
         if devices.is_chief:
             saves.check_space(self.run.replicated.num_bytes())
         return at
-
-    def _init_from(self, path: str) -> None:
-        saved = store.load(path, only=(replicated.MODEL, replicated.AVERAGES))
-        arrays = replicated.best_weights(saved.arrays)
-        unchosen = patterns(self.run.config.init_fresh)
-        chosen, fresh = weights.choose_weights(arrays, self.run.replicated.signature(), unchosen)
-        self.run.replicated.load_state(chosen)
-        left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""
-        _log.info("weights of %s, step %s%s", saved.path, f"{saved.step:,}", left)
 
     def _write_start(self, step: int) -> None:
         record = run_dir.provenance(

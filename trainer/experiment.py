@@ -26,6 +26,7 @@ from trainer.modes import parity
 from trainer.modes.follow import Follow
 from trainer.modes.measure_input import measure_input
 from trainer.modes.preflight import preflight
+from trainer.modes.sweep_lr import sweep_lr
 from trainer.modes.train import Train
 from trainer.modes.use_checkpoint import use_checkpoint
 from trainer.redact import redact
@@ -69,13 +70,15 @@ def run(
         stops.when = "while it evaluated"
         _follow(config, origins, clock, source, stops, target)
         return
-    profiles, trains = config.mode == inputs.PROFILING, config.mode in inputs.TRAINING_MODES
-    if profiles:
+    tries, trains = config.mode in inputs.TRYING_MODES, config.mode in inputs.TRAINING_MODES
+    if config.mode == inputs.PROFILING:
         _refuse_several_machines(target)
-    # Profiling leaves nothing of a training run behind, repaired shards neither.
+    if not trains:
+        stops.when = f"during {config.mode}"
+    # Trying leaves nothing of a training run behind, repaired shards neither, if it is this machine that reads them.
     with contextlib.ExitStack() as stack:
         stack.enter_context(storage.explained(config.model_dir))
-        elsewhere = stack.enter_context(tempfile.TemporaryDirectory()) if profiles else None
+        elsewhere = stack.enter_context(tempfile.TemporaryDirectory()) if tries and not target.is_remote else None
         config, of_series, read = _open(config, elsewhere)
         folder = _folder(config)
         stack.enter_context(diagnose.kept(folder.path, redact))
@@ -83,13 +86,13 @@ def run(
         if trains and (reason := _nothing_to_do(config, folder, of_series, read.identity())):
             _log.info("%s", reason)
             return
-        if target.is_chief and (profiles or trains):
+        if target.is_chief and (tries or trains):
             folder.check_writable()
         if trains:
             watched = stack.enter_context(guard.watching(config, folder, clock, stops, is_chief=target.is_chief))
             # By here, so that the guard hears what the user will hear.
             stack.enter_context(storage.explained(folder.path))
-        if profiles or trains:
+        if tries or trains:
             read = dataclasses.replace(
                 read, services=supply.services(config), cached=supply.copies(config, read.train_shards)
             )
@@ -97,12 +100,13 @@ def run(
             devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
         with read.explained():
             assembly = Assembly(config, clock, source, read, folder, devices, origins)
-            if profiles:
+            if config.mode == inputs.PROFILING:
                 measure_input(assembly)
+            elif config.mode == inputs.SWEEPING:
+                sweep_lr(assembly)
             elif trains:
                 Train(assembly, watched, stops, argv, of_series).go()
             else:
-                stops.when = f"during {config.mode}"
                 use_checkpoint(assembly)
 
 

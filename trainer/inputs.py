@@ -25,12 +25,13 @@ from trainer.plan import Plan
 TRAINING_MODES = ("train", "train_and_eval")
 EVALUATING_MODES = ("eval", "train_and_eval")
 PROFILING = "profile_input"
+SWEEPING = "sweep_lr"
 PARITY = "parity"
 PREFLIGHT = "preflight"
 # They need no hardware but this machine's CPU, whatever the flags of the run that they take name.
 REHEARSING_MODES = (PARITY, PREFLIGHT)
-# They train nothing that is kept.
-TRYING_MODES = (PROFILING, *REHEARSING_MODES)
+# They keep nothing that they train.
+TRYING_MODES = (PROFILING, SWEEPING, *REHEARSING_MODES)
 # Options that say nothing where no record is read.
 READING_OPTIONS = ("shuffle_mib", "corrupt_records", "max_corrupt_records", "data_service", "cache", "cache_dir")
 

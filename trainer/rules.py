@@ -98,7 +98,7 @@ def _problems_of_combinations(config: Config) -> list[str]:
     ]
     if config.mode == "parity" and config.replicas == 1:
         problems.append("parity compares one replica with several; give replicas=2 or more. Received: 1")
-    problems += _problems_of_checkpoints(config) + _problems_of_series(config)
+    problems += _problems_of_checkpoints(config) + _problems_of_series(config) + _problems_of_sweep(config)
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")
     if config.corrupt_records == "skip" and not config.max_corrupt_records:
@@ -130,6 +130,20 @@ def _problems_of_checkpoints(config: Config) -> list[str]:
         problems.append("best_metric has no effect with keep_best_checkpoints=0")
     if config.on_nonfinite == "stop" and config.max_nonfinite != FIELDS["max_nonfinite"].default:
         problems.append("max_nonfinite has no effect with on_nonfinite=stop")
+    return problems
+
+
+def _problems_of_sweep(config: Config) -> list[str]:
+    problems = []
+    if config.sweep_from >= config.sweep_to:
+        problems.append(
+            f"the learning rate rises from sweep_from to sweep_to. Received: {config.sweep_from:g} and "
+            f"{config.sweep_to:g}"
+        )
+    if config.mode == "sweep_lr" and config.init_from == LAST_RUN:
+        problems.append(
+            f"sweep_lr belongs to no series, so there is no last run; name one. Received: init_from={LAST_RUN}"
+        )
     return problems
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 TRAINING = ("train", "train_and_eval")
-TRYING = ("profile_input", "preflight", "parity", "doctor")
+TRYING = ("profile_input", "sweep_lr", "preflight", "parity", "doctor")
 
 
 def option(

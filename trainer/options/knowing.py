@@ -48,6 +48,30 @@ class KnowingOptions:
         modes=("preflight",),
         changes_numbers=False,
     )
+    sweep_from: float = option(
+        1e-6,
+        "of sweep_lr: learning rate of the first step",
+        group="knowing before",
+        modes=("sweep_lr",),
+        above=0,
+        changes_numbers=False,
+    )
+    sweep_to: float = option(
+        10.0,
+        "of sweep_lr: learning rate of the last step, which is not done where the loss comes apart before",
+        group="knowing before",
+        modes=("sweep_lr",),
+        above=0,
+        changes_numbers=False,
+    )
+    sweep_steps: int = option(
+        200,
+        "of sweep_lr: steps, each with a learning rate larger by the same factor",
+        group="knowing before",
+        modes=("sweep_lr",),
+        minimum=20,
+        changes_numbers=False,
+    )
     parity_steps: int = option(
         8,
         "of parity: training steps to compare",

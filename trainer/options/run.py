@@ -12,9 +12,9 @@ class RunOptions:
     mode: str = option(
         "train_and_eval",
         "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir; "
-        "the others take the options of a training run and train nothing: profile_input measures its input, preflight "
-        "compiles its steps for TPU slices, parity compares it on one and on several replicas, doctor looks at "
-        "everything around it",
+        "the others take the options of a training run and keep nothing that they train: profile_input measures its "
+        "input, sweep_lr looks for its peak learning rate, preflight compiles its steps for TPU slices, parity "
+        "compares it on one and on several replicas, doctor looks at everything around it",
         group="run",
         choices=("train_and_eval", "train", "eval", "export", *TRYING),
         changes_numbers=False,

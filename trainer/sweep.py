@@ -16,8 +16,9 @@ _SMOOTHED_OVER = 0.05
 # Smoothed beyond so many times its least value, and half the way back to where it began, the loss has come apart.
 _APART = 4.0
 _MARGIN = 10.0
-# A fall of the smoothed loss counts from so many of its standard deviations on: least of many values and first of them.
-_NOISE = 5.0
+# A fall counts from so many standard deviations of the smoothed loss on: of a few hundred values of nothing but noise
+# the least lies three to six below the mean of the first.
+_NOISE = 8.0
 DIVERGED, NOT_FINITE, COMPLETE = "diverged", "not finite", "complete"
 
 
@@ -39,9 +40,14 @@ class Range:
     steps: int
 
     @property
+    def window(self) -> int:
+        """Steps within which the moving average of the loss forgets."""
+        return math.ceil(_SMOOTHED_OVER * self.steps)
+
+    @property
     def decay(self) -> float:
         """Of the moving average of the loss, a step."""
-        return math.exp(-1 / (_SMOOTHED_OVER * self.steps))
+        return math.exp(-1 / self.window)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +69,9 @@ class Sweep:
 
     @property
     def least(self) -> int:
-        """Index of the least smoothed loss."""
+        """Index of the least smoothed loss, the first ones aside, which are means of a few."""
         smoothed = self.smoothed
-        return smoothed.index(min(smoothed))
+        return min(range(min(self.asked.window, len(smoothed) - 1), len(smoothed)), key=smoothed.__getitem__)
 
     @property
     def suggestion(self) -> float | None:
@@ -75,28 +81,26 @@ class Sweep:
     @property
     def reason_against(self) -> str:
         """Why there is no suggestion, and what to do; "" where there is one."""
-        window = math.ceil(_SMOOTHED_OVER * self.asked.steps)
         if self._fall() <= _NOISE * self._noise():
             return (
                 f"the loss never fell by more than it varies from batch to batch; --sweep_from={self.asked.low:g} may "
                 "be too high, --sweep_steps too few, or the model learns nothing"
             )
-        if self.ended == COMPLETE and self.least >= len(self.points) - window:
+        if self.ended == COMPLETE and self.least >= len(self.points) - self.asked.window:
             return f"the loss still fell at the end; raise --sweep_to={self.asked.high:g}"
         return ""
 
     def _fall(self) -> float:
-        window = math.ceil(_SMOOTHED_OVER * self.asked.steps)
-        first = [point.loss for point in self.points[:window]]
+        first = [point.loss for point in self.points[: self.asked.window]]
         return sum(first) / len(first) - self.smoothed[self.least]
 
     def _noise(self) -> float:
-        """Standard deviation of the smoothed loss, from differences of neighbours, in which trends hardly count."""
+        """Standard deviation of the smoothed loss, from differences of neighbours, in which a trend counts for little."""
         losses = [point.loss for point in self.points[: self.least + 1]]
         squares = [(after - before) ** 2 for before, after in zip(losses, losses[1:], strict=False)]
         if not squares:
             return 0.0
-        raw = math.sqrt(sum(squares) / len(squares) / 2)
+        raw = math.sqrt(sum(squares) / len(squares) / 2)  # a difference has the variance of both
         decay = self.asked.decay
         return raw * math.sqrt((1 - decay) / (1 + decay))
 

@@ -69,7 +69,7 @@ class KnowingOptions:
         "of sweep_lr: steps, each with a learning rate larger by the same factor",
         group="knowing before",
         modes=("sweep_lr",),
-        minimum=20,
+        minimum=50,
         changes_numbers=False,
     )
     parity_steps: int = option(

@@ -95,7 +95,7 @@ class Sweep:
         return sum(first) / len(first) - self.smoothed[self.least]
 
     def _noise(self) -> float:
-        """Standard deviation of the smoothed loss, from differences of neighbours, in which a trend counts for little."""
+        """Standard deviation of the smoothed loss, from differences of neighbours, where trends count little."""
         losses = [point.loss for point in self.points[: self.least + 1]]
         squares = [(after - before) ** 2 for before, after in zip(losses, losses[1:], strict=False)]
         if not squares:

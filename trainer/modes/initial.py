@@ -18,9 +18,7 @@ def load_weights(run: Assembly, path: str) -> None:
     """
     saved = store.load(path, only=(replicated.MODEL, replicated.AVERAGES))
     unchosen = patterns(run.config.init_fresh)
-    chosen, fresh = weights.choose_weights(
-        replicated.best_weights(saved.arrays), run.replicated.signature(), unchosen
-    )
+    chosen, fresh = weights.choose_weights(replicated.best_weights(saved.arrays), run.replicated.signature(), unchosen)
     run.replicated.load_state(chosen)
     left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""
     _log.info("weights of %s, step %s%s", saved.path, f"{saved.step:,}", left)

@@ -12,11 +12,13 @@ from trainer import (
     cluster,
     console,
     export,
+    finetuning,
     inputs,
     internals,
     lint,
     models,
     optimizers,
+    patterns,
     plan,
     refusals,
     replicated,
@@ -24,7 +26,7 @@ from trainer import (
     tasks,
 )
 from trainer.callbacks.clock import Clock
-from trainer.config import FIELDS, Config, nearest, patterns
+from trainer.config import FIELDS, Config, nearest
 from trainer.errors import ConfigError
 
 # Options that say nothing once a model brings its own optimizer.
@@ -75,7 +77,7 @@ class Assembly:
             batch_spec,
             xla=wants_xla,
             microbatches=config.microbatches,
-            remat=patterns(config.remat),
+            remat=patterns.split(config.remat),
         )
         if config.keep_best_checkpoints and config.mode in (*inputs.EVALUATING_MODES, inputs.PREFLIGHT):
             _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
@@ -83,6 +85,8 @@ class Assembly:
 
     def compiled_model(self) -> keras.Model:
         model = self.new_model()
+        inputs = self.batch_spec(self.plan.per_replica_batch_size)[0]
+        finetuning.freeze(model, self.config, inputs)
         brought = self.source.compile_args(self.spec)
         if "optimizer" in brought:
             self._refuse_optimizer_options()
@@ -93,6 +97,7 @@ class Assembly:
             weighted_metrics=brought["metrics"] if "metrics" in brought else tasks.metrics(self.spec),
             jit_compile=False,
         )
+        finetuning.scale_learning_rates(model, self.config, inputs)
         return model
 
     def new_model(self) -> keras.Model:
@@ -170,6 +175,7 @@ class Assembly:
             dataset=self.inputs.describe(),
             reading=self.inputs.describe_reading(self.plan, self.devices.num_hosts) if trains else "",
             model=f"{self.config.model}: {self.replicated.model.count_params():,} parameters, {self.config.precision}",
+            fine_tuning=finetuning.describe(self.replicated.model, self.config),
             devices=self.devices.description,
             plan=self.plan,
             start_step=start_step,

@@ -13,6 +13,7 @@ def start_up(
     dataset: str,
     reading: str,
     model: str,
+    fine_tuning: str,
     devices: str,
     plan: Plan,
     start_step: int,
@@ -25,6 +26,7 @@ def start_up(
         ("dataset", dataset),
         *([("reading", reading)] if reading else []),
         ("model", model),
+        *([("fine-tuning", fine_tuning)] if fine_tuning else []),
         ("devices", devices),
         ("batch", f"{plan.global_batch_size:,} = {plan.num_replicas} x {plan.per_replica_batch_size:,} a replica"),
         (

@@ -120,6 +120,42 @@ def watch_gradients(optimizer: keras.optimizers.Optimizer, note: Callable[[Seque
     optimizer.apply = noted
 
 
+def scale_learning_rates(
+    optimizer: keras.optimizers.Optimizer, factors: Sequence[tuple[keras.Variable, float]]
+) -> None:
+    """Multiplies the learning rate of each variable, of its update and of its decoupled weight decay, by its factor.
+
+    Keras has one learning rate an optimizer. Its `MultiOptimizer` has several, but clips each part by its own norm and
+    tells no learning rate. What is 1 is not multiplied, so that it changes no bit.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    factor_of = {inner._var_key(variable): factor for variable, factor in factors}
+    update_step, decay = inner.update_step, inner._apply_weight_decay
+    rate = inner._get_current_learning_rate
+    decaying = 1.0
+
+    def times(value: Any, factor: float) -> Any:
+        return value if factor == 1.0 else value * factor
+
+    def scaled_update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        update_step(gradient, variable, times(learning_rate, factor_of[inner._var_key(variable)]))
+
+    def scaled_decay(variables: Sequence) -> None:
+        nonlocal decaying
+        # Keras takes the learning rate from the optimizer here, once for all: so the variables of one factor at a time.
+        groups: dict[float, list] = {}
+        for variable in variables:
+            groups.setdefault(factor_of[inner._var_key(variable)], []).append(variable)
+        for factor, group in groups.items():
+            decaying = factor
+            decay(group)
+        decaying = 1.0
+
+    inner.update_step = scaled_update_step
+    inner._apply_weight_decay = scaled_decay
+    inner._get_current_learning_rate = lambda: times(rate(), decaying)
+
+
 def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:
     """Runs `function(tensors)` on a replica where `condition`, the same on all replicas, holds.
 
@@ -259,8 +295,13 @@ def step_state(model: keras.Model) -> list[keras.Variable]:
 
 
 def float_state(model: keras.Model) -> list[keras.Variable]:
-    """The part of `step_state` that can be averaged: batch norm's statistics and the like."""
-    return [v for v in step_state(model) if keras.backend.is_float_dtype(v.dtype)]
+    """The part of `step_state` that can be averaged: batch norm's statistics and the like.
+
+    Frozen batch norm does not update them, and an average over three replicas would, in the last bit.
+    """
+    norms = [layer for layer in layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    frozen = {id(v) for layer in norms if not layer.trainable for v in layer.variables}
+    return [v for v in step_state(model) if keras.backend.is_float_dtype(v.dtype) and id(v) not in frozen]
 
 
 def overrides(model: keras.Model, method: str) -> str | None:

@@ -8,6 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterable
 
+from trainer import patterns
 from trainer.options import FIELDS, LAST_RUN, Config
 from trainer.redact import check_alert_url
 
@@ -38,11 +39,6 @@ def profile_range(text: str) -> tuple[int, int]:
     if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts) and int(parts[0]) < int(parts[1]):
         return int(parts[0]), int(parts[1])
     raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
-
-
-def patterns(text: str) -> list[str]:
-    """The globs of an option that lists several with commas between."""
-    return [pattern.strip() for pattern in text.split(",") if pattern.strip()]
 
 
 def built_in_models() -> list[str]:
@@ -107,7 +103,12 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems += [f"{n} has no effect without tpu" for n in ("tpu_zone", "tpu_project") if getattr(config, n)]
     elif config.replicas is not None:
         problems.append(f"a TPU slice has the replicas it has; leave out replicas. Received: {config.replicas}")
-    for value, check in ((config.profile_steps, profile_range), (config.alert_url, check_alert_url)):
+    checks = (
+        (config.profile_steps, profile_range),
+        (config.alert_url, check_alert_url),
+        (config.learning_rate_factors, patterns.factors),
+    )
+    for value, check in checks:
         try:
             if value is not None:
                 check(value)

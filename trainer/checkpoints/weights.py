@@ -1,10 +1,10 @@
 """Which saved weights a new model begins with: all of them, but those that are asked to stay fresh. Pure."""
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trainer import patterns
 from trainer.errors import ConfigError
 
 PREFIX = "model/"
@@ -35,8 +35,8 @@ def choose_weights(
     names = sorted({*saved, *wanted})
     unused = [pattern for pattern in fresh_patterns if not any(_matches(name, pattern) for name in names)]
     if unused:
-        listed = "".join(f"\n  {name.removeprefix(PREFIX)}" for name in names)
-        raise ConfigError(f"--init_fresh matches no name. Received: {', '.join(unused)}. Names are:{listed}")
+        near = patterns.near(unused[0], [name.removeprefix(PREFIX) for name in names])
+        raise ConfigError(f"--init_fresh matches no name. Received: {', '.join(unused)}. There are: {near}")
     fresh = {name for name in names if any(_matches(name, pattern) for pattern in fresh_patterns)}
     wrong = {name: why for name in names if name not in fresh and (why := _mismatch(name, saved, wanted))}
     if wrong:
@@ -64,7 +64,7 @@ def _mismatch(
 
 def _matches(name: str, pattern: str) -> bool:
     """Glob match; a literal name of `_literal` matches itself."""
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name.removeprefix(PREFIX), pattern)
+    return any(patterns.first_match(known, [pattern]) for known in (name, name.removeprefix(PREFIX)))
 
 
 def _literal(name: str) -> str:

@@ -2,10 +2,9 @@
 
 import logging
 
-from trainer import replicated
+from trainer import patterns, replicated
 from trainer.assembly import Assembly
 from trainer.checkpoints import store, weights
-from trainer.config import patterns
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +16,7 @@ def load_weights(run: Assembly, path: str) -> None:
         ConfigError: there are none, or they do not fit; names all that do not.
     """
     saved = store.load(path, only=(replicated.MODEL, replicated.AVERAGES))
-    unchosen = patterns(run.config.init_fresh)
+    unchosen = patterns.split(run.config.init_fresh)
     chosen, fresh = weights.choose_weights(replicated.best_weights(saved.arrays), run.replicated.signature(), unchosen)
     run.replicated.load_state(chosen)
     left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from trainer.options.checkpoints import CheckpointOptions
 from trainer.options.data import DataOptions
+from trainer.options.finetuning import FineTuningOptions
 from trainer.options.hardware import HardwareOptions
 from trainer.options.knowing import KnowingOptions
 from trainer.options.model import ModelOptions
@@ -27,6 +28,7 @@ class Config(
     WatchingOptions,
     KnowingOptions,
     HardwareOptions,
+    FineTuningOptions,
     OptimizerOptions,
     CheckpointOptions,
     TrainingOptions,

@@ -1,0 +1,109 @@
+"""Fine-tunes a small model on 1, 2 and 3 replicas, and resumed, and stores what came out, for test_finetuning.py.
+
+`python -m tests.finetuning_worker OUT.npz`; a process of its own, since TensorFlow's devices are fixed once used. Keys
+are `<case>/<replicas>/<name of state>`, with `resumed` for the replicas of a run that was stopped in the middle.
+"""
+
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from trainer import finetuning, optimizers, replicated
+from trainer.config import Config
+
+MOST_REPLICAS = 3
+GLOBAL_BATCH, STEPS = 48, 12
+ADAMW = {"learning_rate": 0.01, "weight_decay": 0.1, "global_clipnorm": 0.5}
+SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1, "warmup_steps": 3}
+CASES: dict[str, dict[str, Any]] = {
+    "frozen": ADAMW | {"freeze": "stem*, block_0*"},
+    "factors": ADAMW | {"freeze": "stem_*", "learning_rate_factors": "logits/*=10, block_*=0.1, *=0"},
+    "decay": SGD
+    | {"layer_decay": 0.5, "freeze": "stem_norm*, block_0/bias", "precision": "mixed_float16", "xla": "on"},
+}
+
+
+def network() -> keras.Model:
+    """[B, 8, 8] -> [B, 10] float32 logits: a stem with batch norm, two blocks, a head."""
+    image = keras.Input((8, 8))
+    x = keras.layers.Dense(16, name="stem")(keras.layers.Flatten()(image))
+    x = keras.layers.BatchNormalization(momentum=0.8, name="stem_norm")(x)
+    for index in range(2):
+        x = keras.layers.Dense(16, activation="relu", name=f"block_{index}")(x)
+    return keras.Model(image, keras.layers.Dense(10, dtype="float32", name="logits")(x))
+
+
+def make(config: Config, strategy: tf.distribute.Strategy) -> replicated.Replicated:
+    """The model on the strategy's replicas, in the order of `Assembly.compiled_model`."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(config.precision)
+    share = GLOBAL_BATCH // strategy.num_replicas_in_sync
+    inputs, labels = keras.KerasTensor((share, 8, 8)), keras.KerasTensor((share,), dtype="int32")
+    with strategy.scope():
+        model = network()
+        for weight in model.get_layer("stem_norm").weights:  # as of a run before
+            weight.assign(weight + 0.1)
+        finetuning.freeze(model, config, inputs)
+        model.compile(
+            optimizer=optimizers.build(config, STEPS),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=False,
+        )
+        finetuning.scale_learning_rates(model, config, inputs)
+        return replicated.Replicated(model, strategy, (inputs, labels), xla=config.xla == "on")
+
+
+def batches(strategy: tf.distribute.Strategy, start_step: int) -> Any:
+    """Digits in file order."""
+    data = load_digits()
+    images, labels = (data.images / 16.0).astype("float32"), data.target.astype("int32")
+    share = GLOBAL_BATCH // strategy.num_replicas_in_sync
+
+    def local(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        records = tf.data.Dataset.from_tensor_slices((images, labels)).skip(start_step * GLOBAL_BATCH)
+        return records.batch(share, drop_remainder=True)
+
+    return iter(strategy.distribute_datasets_from_function(local))
+
+
+def train(options: dict[str, Any], replicas: int, devices: list[str], *, stop: bool = False) -> dict[str, np.ndarray]:
+    """State after all steps; with `stop` the second half is another model's, from the state of the first's."""
+    # Collectives of two numbers of replicas do not go together in one process.
+    reduction = tf.distribute.ReductionToOneDevice()
+    strategy = tf.distribute.MirroredStrategy(devices[:replicas], cross_device_ops=reduction)
+    config = Config(**options)
+    trained = make(config, strategy)
+    begun = trained.state()
+    if stop:
+        trained.run_train_loop(batches(strategy, 0), STEPS // 2)
+        saved = {name: array.copy() for name, array in trained.state().items()}
+        trained = make(config, strategy)
+        trained.restore(saved, "memory")
+        trained.run_train_loop(batches(strategy, STEPS // 2), STEPS // 2)
+    else:
+        trained.run_train_loop(batches(strategy, 0), STEPS)
+    return {f"before/{name}": array for name, array in begun.items()} | trained.state()
+
+
+def main() -> None:
+    """Runs all cases and writes the file."""
+    tf.get_logger().setLevel("ERROR")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * MOST_REPLICAS)
+    devices = [f"CPU:{index}" for index in range(MOST_REPLICAS)]
+    found: dict[str, np.ndarray] = {}
+    for name, options in CASES.items():
+        for replicas in (1, 3 if name == "frozen" else 2):
+            found |= {f"{name}/{replicas}/{key}": a for key, a in train(options, replicas, devices).items()}
+    stopped = train(CASES["factors"], 2, devices, stop=True)
+    found |= {f"factors/resumed/{key}": array for key, array in stopped.items()}
+    np.savez(sys.argv[1], **found)
+
+
+if __name__ == "__main__":
+    main()

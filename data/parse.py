@@ -4,7 +4,7 @@ Which features are inputs and label follows the dataset's own `supervised_keys`;
 features.json. uint8 stays uint8: a quarter of the bytes of float32 cross to the device, and models normalise there.
 
 Images of one size are resized to `image_size` as they are. Of encoded images that vary in size (photographs) a square
-is cut out and resized, so that nothing is squeezed: see augment.py.
+is cut out and resized, so that nothing is squeezed: see augment/crops.py. Training may do more to images (augment/).
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import example_parser
 
 from data import augment, errors
+from data.augment import crops, host
 from data.spec import Array, Spec
 
 Tensors: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
@@ -102,54 +103,73 @@ def stored_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor], dict
     return parse
 
 
-def batch_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor, tf.Tensor | None], tuple[Tensors, tf.Tensor]]:
+def batch_parser(
+    fields: Fields, batch_size: int, augmentation: augment.Augmentation = augment.NONE
+) -> Callable[[tf.Tensor, host.Numbers | None], tuple[Tensors, tf.Tensor]]:
     """Makes the function that parses one batch.
 
     Returns:
-      Function from serialized records [batch_size] string and the places of crops [batch_size, 2] float32 (see
-      `augment.crop_encoded`; None for the centre) to (inputs, label): tensors [batch_size, *shape] as `Fields.spec`
-      tells, inputs a dict where they have names.
+      Function from serialized records [batch_size] string and the numbers of their rows (`host.draw`; None in
+      evaluation, which takes the centre of photographs) to (inputs, label): tensors [batch_size, *shape] as
+      `Fields.spec` tells, inputs a dict where they have names.
     """
     stored = stored_parser(fields, batch_size)
 
-    def parse(records: tf.Tensor, places: tf.Tensor | None) -> tuple[Tensors, tf.Tensor]:
+    def parse(records: tf.Tensor, given: host.Numbers | None) -> tuple[Tensors, tf.Tensor]:
         values = stored(records)
 
         def decode(field: Field) -> tf.Tensor:
-            value = _decode(field, values[field.key], places)
+            value = _decode(field, values[field.key], augmentation, given)
             return tf.ensure_shape(tf.cast(value, field.array.dtype), [batch_size, *field.array.shape])
 
         inputs = {name: decode(field) for name, field in fields.inputs.items()}
+        if given is not None and None in inputs:
+            inputs[None] = host.change(inputs[None], given, augmentation)
         return inputs[None] if None in inputs else inputs, decode(fields.label)
 
     return parse
 
 
-def crops(fields: Fields) -> bool:
-    """True where the parser makes use of places."""
+def crops_photographs(fields: Fields) -> bool:
+    """True where a part of each image is taken in any case."""
     return any(field.cropped for field in fields.inputs.values())
 
 
-def _decode(field: Field, stored: tf.Tensor, places: tf.Tensor | None) -> tf.Tensor:
+def _decode(
+    field: Field, stored: tf.Tensor, augmentation: augment.Augmentation, given: host.Numbers | None
+) -> tf.Tensor:
     """[b, ...] as stored to [b, *shape]."""
-    if _is_raw_bytes(field.feature):
+    if field.cropped:
+        return _crop_photographs(field, stored, augmentation, given)
+    size, out = field.array.shape[:2], tf.TensorSpec(field.array.shape, field.feature.tf_dtype)
+    decode = field.feature.decode_example
+    is_raw = _is_raw_bytes(field.feature)
+    if is_raw:
         # Every record has the same number of bytes, so the whole batch decodes at once; TFDS would go one by one.
-        values = tf.io.decode_raw(stored, field.feature.tf_dtype)  # [b, product of shape]
-        values = tf.reshape(values, [-1, *field.feature.shape])
-        return augment.resize(values, field.array.shape[0]) if field.resized else values
-    if not (field.resized or field.cropped):
-        return field.feature.decode_batch_example(stored)
-    size, _, channels = field.array.shape
-    out = tf.TensorSpec(field.array.shape, field.feature.tf_dtype)
+        stored = tf.io.decode_raw(stored, field.feature.tf_dtype)  # [b, product of shape]
+        stored = tf.reshape(stored, [-1, *field.feature.shape])
+    if given is not None and host.CROP in given and _is_image(field.feature):
+        return host.crop(stored, given, augmentation, out, tf.identity if is_raw else decode)
+    if is_raw:
+        return crops.resize(stored, size) if field.resized else stored
     if field.resized:
-        decode = field.feature.decode_example
-        return tf.map_fn(lambda encoded: augment.resize(decode(encoded), size), stored, fn_output_signature=out)
+        return tf.map_fn(lambda encoded: crops.resize(decode(encoded), size), stored, fn_output_signature=out)
+    return field.feature.decode_batch_example(stored)
+
+
+def _crop_photographs(
+    field: Field, stored: tf.Tensor, augmentation: augment.Augmentation, given: host.Numbers | None
+) -> tf.Tensor:
+    """[b] encoded images to parts of them [b, size, size, C]; without numbers to the square in the middle."""
+    size, _, channels = field.array.shape
     is_jpeg = field.feature.to_json_content().encoding_format == "jpeg"
-    places = tf.fill([tf.shape(stored)[0], 2], 0.5) if places is None else places
+    window = crops.square if given is None else host.window(augmentation)
+    places = tf.fill([tf.shape(stored)[0], 2], 0.5) if given is None else given[host.CROP]
 
     def crop(image: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        return augment.crop_encoded(*image, size, channels, is_jpeg)
+        return crops.crop_encoded(*image, window, size, channels, is_jpeg)
 
+    out = tf.TensorSpec(field.array.shape, field.feature.tf_dtype)
     return tf.map_fn(crop, (stored, places), fn_output_signature=out)
 
 

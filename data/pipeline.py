@@ -1,7 +1,7 @@
 """From a prepared dataset to the batches of one host.
 
-    order ─▶ serialized records of replica batches ─▶ parse, decode, crop ─▶ prefetch
-  (order.py)          (records.py)                   (parse.py, augment.py)
+    order ─▶ serialized records of replica batches ─▶ parse, decode, augment ─▶ prefetch
+  (order.py)          (records.py)                     (parse.py, augment/)
 
 The global batch at a step depends on (dataset, seed, step) only. Of its B rows, host h of H takes [h*B/H, (h+1)*B/H),
 and the r-th batch of b rows within them is for its r-th replica: however many hosts and replicas share a step, it is
@@ -19,6 +19,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from data import augment, catalog, errors, order, parse, records
+from data.augment import host, numbers
 from data.spec import Spec
 
 _RECORD_FORMAT = "tfrecord"
@@ -117,6 +118,7 @@ def train_batches(
     num_hosts: int = 1,
     image_size: int | None = None,
     copies: Mapping[str, str] | None = None,
+    augmentation: augment.Augmentation = augment.NONE,
     part: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
     """The training batches of one host's replicas, without end.
@@ -127,7 +129,7 @@ def train_batches(
       global_batch_size: B, examples of a step over all hosts and replicas; a multiple of
         `num_hosts * per_replica_batch_size`.
       per_replica_batch_size: b, examples of a step on one replica.
-      seed: of the order of the examples, and of crops.
+      seed: of the order of the examples, and of augmentation.
       shuffle_mib: memory for shuffling serialized records, MiB over all streams of the dataset; a host that reads only
         its own streams holds its share.
       start_step: step of the first batch.
@@ -136,26 +138,30 @@ def train_batches(
       image_size: side in pixels to which images are cropped (encoded ones that vary in size) or resized, or None.
       copies: path of a shard -> path of the file to read in its place, which holds as many records
         (`quarantine.prepare`, `cache`).
+      augmentation: what is done to images; data with other inputs than one image takes the default only.
       part: (k, K) for every K-th batch, beginning with the k-th, to be computed by another machine (`service.read`).
 
     Returns:
       Dataset of (x, y), of static shape: tensors [b, *shape] as `Dataset.spec` tells. A host with R replicas takes R
-      of them a step.
+      of them a step. Where the device augments, (x, y, numbers): [b, K] float32 of `augment.numbers.of_device`.
 
     Raises:
       DataError: a mistake in the arguments, or a dataset that is missing files or cannot be batched.
     """
     share = records.Share(global_batch_size, per_replica_batch_size, host_index, num_hosts)
     fields = parse.select_fields(dataset.info, image_size)
-    parser = parse.batch_parser(fields, per_replica_batch_size)
+    parser = parse.batch_parser(fields, per_replica_batch_size, augmentation)
     shards = dataset.split(split)
     planned = _plan(shards, global_batch_size, seed, shuffle_mib)
 
-    def finish(batch: tf.Tensor, step: tf.Tensor, row: tf.Tensor) -> tuple[parse.Tensors, tf.Tensor]:
-        if not parse.crops(fields):
-            return parser(batch, None)
-        places = augment.random_places(seed, step, global_batch_size)
-        return parser(batch, places[row : row + per_replica_batch_size])
+    photographs = parse.crops_photographs(fields)
+
+    def finish(batch: tf.Tensor, step: tf.Tensor, row: tf.Tensor) -> tuple:
+        drawn = host.draw(augmentation, photographs, seed, step, global_batch_size)
+        here = {purpose: given[row : row + per_replica_batch_size] for purpose, given in drawn.items()}
+        made = parser(batch, here)
+        device = numbers.of_device(augmentation, seed, step, global_batch_size, row, per_replica_batch_size)
+        return made if device is None else (*made, device)
 
     read = records.training_records(
         shards.replaced(copies or {}),

@@ -1,6 +1,6 @@
 """The training pipeline up to and including each of its stages, for measuring where its time goes.
 
-    read ─▶ shuffle ─▶ parse ─▶ decode and crop
+    read ─▶ shuffle ─▶ parse ─▶ decode, crop and augment
                                  = pipeline.train_batches
 Shuffling and batching are one stage: rows of a batch are picked out of the shuffle window.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from data import order, parse, pipeline, records
+from data import augment, order, parse, pipeline, records
 
 READ, SHUFFLE, PARSE = "read", "shuffle", "parse"
 # The only stage of a dataset without files.
@@ -44,11 +44,12 @@ def train_stages(
     num_hosts: int = 1,
     image_size: int | None = None,
     copies: Mapping[str, str] | None = None,
+    augmentation: augment.Augmentation = augment.NONE,
 ) -> list[Stage]:
     """The stages of `train_batches` with the same arguments, the last one being all of it.
 
     Elements are serialized records [records] string after "read", [b] string after "shuffle", features as stored by key
-    after "parse", (x, y) in the end.
+    after "parse", what `pipeline.train_batches` yields in the end.
 
     Raises:
       DataError: as `pipeline.train_batches`.
@@ -76,7 +77,9 @@ def train_stages(
         return make
 
     def whole(seed: int) -> tf.data.Dataset:
-        return pipeline.train_batches(dataset, split, seed=seed, shuffle_mib=shuffle_mib, copies=copies, **rows)
+        return pipeline.train_batches(
+            dataset, split, seed=seed, shuffle_mib=shuffle_mib, copies=copies, augmentation=augmentation, **rows
+        )
 
     first, end = share.streams(planned(0))
     window = planned(0).steps_per_window * replicas
@@ -84,14 +87,17 @@ def train_stages(
         Stage(READ, read, planned(0).pieces * (end - first)),
         Stage(SHUFFLE, picked(lambda batch: batch), window),
         Stage(PARSE, picked(parse.stored_parser(fields, per_replica_batch_size)), window),
-        Stage(_decoding(fields), whole, window),
+        Stage(_decoding(fields, augmentation), whole, window),
     ]
 
 
-def _decoding(fields: parse.Fields) -> str:
+def _decoding(fields: parse.Fields, augmentation: augment.Augmentation) -> str:
     """What happens to the features of a dataset after parsing."""
-    if any(field.cropped for field in fields.inputs.values()):
-        return "decode and crop"
-    if any(field.resized for field in fields.inputs.values()):
-        return "decode and resize"
-    return "decode"
+    done = ["decode"]
+    if augmentation.crop_area is not None or augmentation.crop_padding or parse.crops_photographs(fields):
+        done.append("crop")
+    elif any(field.resized for field in fields.inputs.values()):
+        done.append("resize")
+    if augmentation.rand_augment:
+        done.append("augment")
+    return " and ".join(filter(None, [", ".join(done[:-1]), done[-1]]))

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from data import catalog, errors, pipeline, records
+from data import augment, catalog, errors, pipeline, records
+from data.augment import host, numbers
 from data.spec import Array, Spec
 
 # Prime, so that the global batches of successive steps differ whatever their size.
@@ -97,25 +98,43 @@ def train_batches(
     *,
     global_batch_size: int,
     per_replica_batch_size: int,
+    seed: int = 0,
     start_step: int = 0,
     host_index: int = 0,
     num_hosts: int = 1,
     image_size: int | None = None,
+    augmentation: augment.Augmentation = augment.NONE,
 ) -> tf.data.Dataset:
     """The training batches of one host's replicas, without end; arguments as in `pipeline.train_batches`.
 
+    The seed is that of augmentation: which examples come, and in which order, is always the same.
+
     Returns:
-      Dataset of (x, y), of static shape: tensors [b, *shape] as `Dataset.spec` tells. A host with R replicas takes R
-      of them a step.
+      As `pipeline.train_batches`.
 
     Raises:
       DataError: no such split, or sizes that do not divide.
     """
     dataset.split(split)
     share = records.Share(global_batch_size, per_replica_batch_size, host_index, num_hosts)
-    at = _examples(dataset.spec(image_size), per_replica_batch_size)
-    numbers = tf.data.Dataset.counter(start_step * _replicas(share))
-    batches = numbers.map(lambda number: at(_position(share, number)))
+    spec = dataset.spec(image_size)
+    at = _examples(spec, per_replica_batch_size)
+
+    def batch(number: tf.Tensor) -> tuple:
+        position = _position(share, number)
+        x, y = at(position)
+        step, row = position // global_batch_size, position % global_batch_size
+        drawn = host.draw(augmentation, False, seed, step, global_batch_size)
+        here = {purpose: given[row : row + per_replica_batch_size] for purpose, given in drawn.items()}
+        if host.CROP in here:
+            x = host.crop(x, here, augmentation, tf.TensorSpec(x.shape[1:], x.dtype))
+        x = host.change(x, here, augmentation)
+        device = numbers.of_device(augmentation, seed, step, global_batch_size, row, per_replica_batch_size)
+        return (x, y) if device is None else (x, y, device)
+
+    # Batches that the host does nothing to are slices, which no thread makes faster.
+    parallel = records.cores() if augmentation.on_host else None
+    batches = tf.data.Dataset.counter(start_step * _replicas(share)).map(batch, num_parallel_calls=parallel)
     return batches.prefetch(_STEPS_AHEAD * _replicas(share)).with_options(_options())
 
 
@@ -153,6 +172,7 @@ def eval_batches(
 
 def _options() -> tf.data.Options:
     options = tf.data.Options()
+    options.deterministic = True
     options.autotune.enabled = False
     # Each host has taken its rows; tf.distribute must not shard a second time.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

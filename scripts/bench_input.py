@@ -31,7 +31,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from bench_input_files import CLASSES, PHOTOS, write_images, write_photos
 
-from data import augment, order, pipeline, records
+from data import order, pipeline, records
+from data.augment import crops
 
 BATCH = 1_024
 IMAGES = 60_000
@@ -225,7 +226,11 @@ def part_b(directory: pathlib.Path, turns: Turns) -> bool:
     def only_crop() -> tf.data.Dataset:
         places = tf.random.Generator.from_seed(0).uniform([PHOTOS, 2])
         images = tf.data.Dataset.from_tensor_slices((encoded, places)).repeat()
-        return images.map(lambda *image: augment.crop_encoded(*image, CROP, 3, is_jpeg=True), num_parallel_calls=AUTO)
+
+        def crop(encoded: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+            return crops.crop_encoded(encoded, place, crops.square, CROP, 3, is_jpeg=True)
+
+        return images.map(crop, num_parallel_calls=AUTO)
 
     def whole() -> tf.data.Dataset:
         def decode(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from data.augment import numbers
 from data.spec import Array
 from trainer import (
+    augmentation,
     cluster,
     console,
     export,
@@ -51,6 +54,7 @@ class Assembly:
 
     def __post_init__(self) -> None:
         self.spec = self.inputs.spec
+        self._prepare = augmentation.prepare(self.config, self.spec)
         self.plan = plan.resolve(
             self.config,
             num_replicas=self.devices.num_replicas,
@@ -71,6 +75,9 @@ class Assembly:
         if config.xla == "auto" and refusals.reason_against_xla(model, strategy):
             wants_xla = False
         batch_spec = self.batch_spec(self.plan.per_replica_batch_size)
+        prepare = self._prepare
+        if prepare is not None and wants_xla:
+            prepare = tf.function(prepare, jit_compile=True, autograph=False)
         built = replicated.Replicated(
             model,
             strategy,
@@ -78,6 +85,7 @@ class Assembly:
             xla=wants_xla,
             microbatches=config.microbatches,
             remat=patterns.split(config.remat),
+            prepare=prepare,
         )
         if config.keep_best_checkpoints and config.mode in (*inputs.EVALUATING_MODES, inputs.PREFLIGHT):
             _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
@@ -90,6 +98,12 @@ class Assembly:
         brought = self.source.compile_args(self.spec)
         if "optimizer" in brought:
             self._refuse_optimizer_options()
+        if augmentation.makes_shares(self.config) and brought.keys() & {"loss", "metrics"}:
+            raise ConfigError(
+                f"the model {self.config.model} brings its own loss or metrics, for labels as they are stored, and "
+                "mixup, cutmix and label_smoothing make shares of classes of these. Leave one or the other out. "
+                f"Received: {', '.join(brought)}"
+            )
         model.compile(
             optimizer=brought.get("optimizer") or optimizers.build(self.config, self.plan.train_steps),
             loss=brought["loss"] if "loss" in brought else tasks.loss(self.spec),
@@ -117,15 +131,22 @@ class Assembly:
             )
 
     def batch_spec(self, batch: int) -> tuple:
-        """(x, y) of `batch` examples, as Keras' symbolic tensors."""
+        """(x, y) of `batch` examples as the model is trained on them, as Keras' symbolic tensors."""
+        return _symbolic(self.spec.inputs, batch), _symbolic(augmentation.label(self.config, self.spec), batch)
 
-        def tensor(array: Array) -> keras.KerasTensor:
-            return keras.KerasTensor((batch, *array.shape), dtype=array.dtype)
+    def stored_spec(self, batch: int) -> tuple:
+        """(x, y) of `batch` examples as they are stored, and evaluated."""
+        return _symbolic(self.spec.inputs, batch), _symbolic(self.spec.label, batch)
 
-        x = self.spec.inputs
-        if isinstance(x, Array):
-            return tensor(x), tensor(self.spec.label)
-        return {name: tensor(array) for name, array in x.items()}, tensor(self.spec.label)
+    def input_spec(self, batch: int) -> tuple:
+        """`batch` examples as the input of training yields them, of which `prepared` makes (x, y)."""
+        columns = sum(numbers.columns(augmentation.of(self.config)).values())
+        drawn = (_symbolic(Array((columns,), "float32"), batch),) if columns else ()
+        return *self.stored_spec(batch), *drawn
+
+    def prepared(self, data: tuple) -> tuple:
+        """(x, y) that the model is trained on, of what the input of training yields for one replica."""
+        return data if self._prepare is None else self._prepare(data)
 
     def remarks(self) -> list[str]:
         """What a TPU takes badly of the model, where that was asked for or a TPU is there."""
@@ -174,6 +195,7 @@ class Assembly:
         return console.start_up(
             dataset=self.inputs.describe(),
             reading=self.inputs.describe_reading(self.plan, self.devices.num_hosts) if trains else "",
+            augmentation=augmentation.describe(self.config) if trains else "",
             model=f"{self.config.model}: {self.replicated.model.count_params():,} parameters, {self.config.precision}",
             fine_tuning=finetuning.describe(self.replicated.model, self.config),
             devices=self.devices.description,
@@ -182,6 +204,12 @@ class Assembly:
             model_dir=self.folder.path,
             options=self.origins,
         )
+
+
+def _symbolic(arrays: Array | Mapping[str, Array], batch: int) -> Any:
+    if isinstance(arrays, Array):
+        return keras.KerasTensor((batch, *arrays.shape), dtype=arrays.dtype)
+    return {name: _symbolic(array, batch) for name, array in arrays.items()}
 
 
 def _refuse_unknown_metric(name: str, known: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ def start_up(
     *,
     dataset: str,
     reading: str,
+    augmentation: str,
     model: str,
     fine_tuning: str,
     devices: str,
@@ -24,7 +25,7 @@ def start_up(
     steps = f"{start_step:,} -> {plan.train_steps:,}" if start_step else f"{plan.train_steps:,}"
     rows = [
         ("dataset", dataset),
-        *([("reading", reading)] if reading else []),
+        *((name, said) for name, said in (("reading", reading), ("augmentation", augmentation)) if said),
         ("model", model),
         *([("fine-tuning", fine_tuning)] if fine_tuning else []),
         ("devices", devices),

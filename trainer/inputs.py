@@ -17,7 +17,7 @@ from data import catalog, pipeline, quarantine, records, review, service, stages
 from data.errors import DataError
 from data.order import Order
 from data.spec import Spec
-from trainer import tasks
+from trainer import augmentation, tasks
 from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
 from trainer.plan import Plan
@@ -126,7 +126,7 @@ class Inputs(_Inputs[pipeline.Dataset]):
         )
 
     def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        """This host's batches of `(x, y)` from step `start_step` on, without end."""
+        """This host's batches from step `start_step` on, without end: what `augmentation.prepare` makes (x, y) of."""
         batches = functools.partial(
             pipeline.train_batches,
             self.dataset,
@@ -135,6 +135,7 @@ class Inputs(_Inputs[pipeline.Dataset]):
             shuffle_mib=self.config.shuffle_mib,
             start_step=start_step,
             copies=self._copies,
+            augmentation=augmentation.of(self.config),
             **self._share(plan, context),
         )
         if self.services:
@@ -148,6 +149,7 @@ class Inputs(_Inputs[pipeline.Dataset]):
             self.config.train_split,
             shuffle_mib=self.config.shuffle_mib,
             copies=self._copies,
+            augmentation=augmentation.of(self.config),
             **self._share(plan, context),
         )
 
@@ -197,9 +199,15 @@ class SyntheticInputs(_Inputs[synthetic.Dataset]):
         return []
 
     def train_batches(self, plan: Plan, context: tf.distribute.InputContext, start_step: int) -> tf.data.Dataset:
-        """This host's batches of `(x, y)` from step `start_step` on, without end."""
-        share = self._share(plan, context)
-        return synthetic.train_batches(self.dataset, self.config.train_split, start_step=start_step, **share)
+        """This host's batches, as those of records."""
+        return synthetic.train_batches(
+            self.dataset,
+            self.config.train_split,
+            seed=self.config.seed,
+            start_step=start_step,
+            augmentation=augmentation.of(self.config),
+            **self._share(plan, context),
+        )
 
     def train_stages(self, plan: Plan, context: tf.distribute.InputContext) -> list[stages.Stage]:
         """The only stage there is."""
@@ -278,4 +286,6 @@ def _spec(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec
                 f"Received: {config.num_classes}"
             )
         spec = dataclasses.replace(spec, num_classes=config.num_classes)
-    return dataclasses.replace(spec, task=tasks.choose(config.task, spec))
+    spec = dataclasses.replace(spec, task=tasks.choose(config.task, spec))
+    augmentation.check(config, spec)
+    return spec

@@ -72,6 +72,14 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
             f"microbatches must divide a replica's share of the batch, {share} examples ({batch} over {num_replicas} "
             f"replicas). Received: {config.microbatches}"
         )
+    if (config.mixup or config.cutmix) and share % 2:
+        pairs = 2 * num_replicas
+        lower = batch // pairs * pairs
+        sizes = " or ".join(str(size) for size in (lower, lower + pairs) if size)
+        raise ConfigError(
+            "mixup and cutmix mix pairs of examples, so each replica must have an even number of them. Received: "
+            f"global_batch_size={batch}, {share} on each of {num_replicas}. Nearest sizes: {sizes}"
+        )
     steps_per_epoch = num_train_examples / batch
     train_steps = config.train_steps
     if train_steps is None:

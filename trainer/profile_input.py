@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from data import augment, catalog, image_header, order, parse, pipeline, records, stages, synthetic
+from data import catalog, image_header, order, parse, pipeline, records, stages, synthetic
+from data.augment import crops
 from trainer.config import Config
 from trainer.profile_report import Circumstances, Rate
 
@@ -99,8 +100,8 @@ def circumstances(
         )
         shards, streams, size = len(split.filled), planned.num_streams, split.record_bytes * split.num_examples
         remote = catalog.is_remote(dataset.directory) and config.cache == "none"
-        if side and parse.crops(parse.select_fields(dataset.info, side)):
-            side = math.ceil(side / augment.SIDE)
+        if side and parse.crops_photographs(parse.select_fields(dataset.info, side)):
+            side = math.ceil(side / crops.SIDE)
     return Circumstances(
         dataset=dataset.name,
         num_shards=shards,

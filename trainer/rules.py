@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from trainer import patterns
 from trainer.options import FIELDS, LAST_RUN, Config
+from trainer.options.augmentation import MOST_MAGNITUDE
 from trainer.redact import check_alert_url
 
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
@@ -95,6 +96,7 @@ def _problems_of_combinations(config: Config) -> list[str]:
     if config.mode == "parity" and config.replicas == 1:
         problems.append("parity compares one replica with several; give replicas=2 or more. Received: 1")
     problems += _problems_of_checkpoints(config) + _problems_of_series(config) + _problems_of_sweep(config)
+    problems += _problems_of_augmentation(config)
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")
     if config.corrupt_records == "skip" and not config.max_corrupt_records:
@@ -162,6 +164,19 @@ def _problems_of_series(config: Config) -> list[str]:
         )
     if config.promote_margin is not None and config.export_dir is not None:
         problems.append(f"what is promoted stays with its run; leave out export_dir. Received: {config.export_dir}")
+    return problems
+
+
+def _problems_of_augmentation(config: Config) -> list[str]:
+    problems = []
+    if config.crop_area is not None and config.crop_padding:
+        problems.append("crop_area and crop_padding are two ways to crop; give one of the two")
+    if not config.rand_augment and config.rand_augment_magnitude != FIELDS["rand_augment_magnitude"].default:
+        problems.append("rand_augment_magnitude has no effect with rand_augment=0")
+    if config.rand_augment_magnitude > MOST_MAGNITUDE:
+        problems.append(
+            f"rand_augment_magnitude must be at most {MOST_MAGNITUDE:g}. Received: {config.rand_augment_magnitude:g}"
+        )
     return problems
 
 

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from data import augment, parse, pipeline
+from data import parse, pipeline
+from data.augment import crops, numbers
 
 SIZE = 16
 
@@ -23,7 +24,8 @@ def encode(image: np.ndarray, kind: str) -> bytes:
 
 
 def crop(image: np.ndarray, place: tuple[float, float], size: int, kind: str, is_jpeg: bool = False) -> np.ndarray:
-    return augment.crop_encoded(tf.constant(encode(image, kind)), tf.constant(place), size, 3, is_jpeg).numpy()
+    encoded = tf.constant(encode(image, kind))
+    return crops.crop_encoded(encoded, tf.constant(place), crops.square, size, 3, is_jpeg).numpy()
 
 
 @pytest.mark.parametrize(("kind", "is_jpeg"), [("jpeg", True), ("jpeg", False), ("png", False)])
@@ -115,7 +117,7 @@ def test_crops_change_from_epoch_to_epoch_and_with_the_seed(photos):
 
 def test_places_differ_with_seed_step_and_row():
     def places(seed: int, step: int) -> list:
-        return augment.random_places(seed, tf.constant(step, tf.int64), 8).numpy().tolist()
+        return numbers.uniform(numbers.Purpose.CROP, seed, tf.constant(step, tf.int64), 8, 2).numpy().tolist()
 
     assert places(0, 5) == places(0, 5)
     found = [place for seed in (0, 1) for step in (0, 1, 2) for place in places(seed, step)]
@@ -129,14 +131,14 @@ def test_evaluation_takes_the_centre(photos):
     stored = parse.stored_parser(parse.select_fields(photos.info, SIZE), 24)
     records = next(iter(tf.data.TFRecordDataset(photos.split("train").paths).batch(24)))
     for image, number, encoded in zip(x.numpy(), y.numpy(), stored(records)["image"], strict=True):
-        wanted = augment.crop_encoded(encoded, tf.constant([0.5, 0.5]), SIZE, 3, is_jpeg=True)
+        wanted = crops.crop_encoded(encoded, tf.constant([0.5, 0.5]), crops.square, SIZE, 3, is_jpeg=True)
         np.testing.assert_array_equal(image, wanted, err_msg=str(number))
 
 
 def test_no_more_is_decoded_than_the_square():
     """The graph of a JPEG has no other decoder than the one that crops."""
-    graph = tf.function(lambda e, p: augment.crop_encoded(e, p, SIZE, 3, is_jpeg=True)).get_concrete_function(
-        tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.float32)
-    )
+    graph = tf.function(
+        lambda e, p: crops.crop_encoded(e, p, crops.square, SIZE, 3, is_jpeg=True)
+    ).get_concrete_function(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.float32))
     decoders = [op.type for op in graph.graph.get_operations() if op.type.startswith("Decode")]
     assert decoders == ["DecodeAndCropJpeg"]

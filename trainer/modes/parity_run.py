@@ -105,7 +105,7 @@ class ParityRun:
     def shares(self, num_shares: int, *, most_rows: int | None) -> list[Share]:
         """The first examples of each replica's share of the first batch, or all of them; of a run on one replica."""
         batches = self.run.inputs.train_batches(self.run.plan, tf.distribute.InputContext(), 0)
-        batch = next(iter(batches))
+        batch = self.run.prepared(next(iter(batches)))
         size = self.run.plan.global_batch_size // num_shares
         rows = min(size, most_rows or size)
         return [

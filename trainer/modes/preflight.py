@@ -37,12 +37,12 @@ class Steps:
 
     def _train(self, batch: int) -> lower.Lowered | lower.Obstacle:
         """The train step on `batch` examples a replica."""
-        return self._lowered(self.run.replicated.train_step, _specs(self.run.batch_spec(batch)))
+        return self._lowered(self.run.replicated.train_step, _specs(self.run.input_spec(batch)))
 
     def evaluation(self) -> lower.Lowered | lower.Obstacle:
         """The evaluation step."""
         mask = tf.TensorSpec((self.batch,), tf.float32)
-        return self._lowered(self.run.replicated.test_step, (*_specs(self.run.batch_spec(self.batch)), mask))
+        return self._lowered(self.run.replicated.test_step, (*_specs(self.run.stored_spec(self.batch)), mask))
 
     def export(self) -> lower.Lowered | lower.Obstacle:
         """What an export serves."""

@@ -7,6 +7,7 @@ import dataclasses
 import types
 from collections.abc import Mapping
 
+from trainer.options.augmentation import AugmentationOptions
 from trainer.options.checkpoints import CheckpointOptions
 from trainer.options.data import DataOptions
 from trainer.options.finetuning import FineTuningOptions
@@ -33,6 +34,7 @@ class Config(
     CheckpointOptions,
     TrainingOptions,
     ModelOptions,
+    AugmentationOptions,
     DataOptions,
     RunOptions,
 ):

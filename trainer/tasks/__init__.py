@@ -8,10 +8,17 @@ A task module holds
     metrics(spec) -> list                 new objects, to be made under the strategy's scope
     outputs(y_pred, spec) -> dict         what an export gives, by name
 
+and, where labels can be shares of several classes,
+
+    shares(y, smoothing, spec) -> tensor  [b, num_outputs] float32 of labels as stored, of which label smoothing has
+                                          taken its part. Losses and metrics take them too: training may mix and smooth
+                                          labels, evaluation has them as stored
+
 Importing this package imports none of them, nor TensorFlow.
 """
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -70,6 +77,11 @@ def num_outputs(spec: Spec) -> int:
 def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
     """What an export gives, by name, of a model with a single output."""
     return _module(spec.task).outputs(y_pred, spec) if spec.task else {"output": y_pred}
+
+
+def shares(spec: Spec) -> Callable[[Any, float, Spec], Any] | None:
+    """What makes shares of classes of labels; None where labels cannot be mixed or smoothed."""
+    return getattr(_module(spec.task), "shares", None) if spec.task else None
 
 
 def _module(name: str) -> ModuleType:

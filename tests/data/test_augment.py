@@ -1,4 +1,4 @@
-"""Squares out of photographs: the right one, the same on any number of hosts and after a restart."""
+"""Parts of images: the right ones, the same on any number of hosts and after a restart."""
 
 import io
 
@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from data import parse, pipeline
-from data.augment import crops, numbers
+from data import parse, pipeline, stages, synthetic
+from data.augment import NONE, Augmentation, crops, numbers
 
 SIZE = 16
 
@@ -71,8 +71,16 @@ def photos(write_tfds) -> pipeline.Dataset:
     return pipeline.open_dataset("photos", data_dir)
 
 
-def train(photos: pipeline.Dataset, hosts: int, replicas: int, start: int, steps: int = 6, seed: int = 1) -> list:
-    """(images, labels) of each step."""
+def train(
+    photos: pipeline.Dataset,
+    hosts: int,
+    replicas: int,
+    start: int,
+    steps: int = 6,
+    seed: int = 1,
+    augmentation: Augmentation = NONE,
+) -> list:
+    """(images, labels) of each step, and the numbers of the device where it has any."""
     parts = []
     for host in range(hosts):
         batches = pipeline.train_batches(
@@ -85,13 +93,14 @@ def train(photos: pipeline.Dataset, hosts: int, replicas: int, start: int, steps
             host_index=host,
             num_hosts=hosts,
             image_size=SIZE,
+            augmentation=augmentation,
         )
-        found = [(x.numpy(), y.numpy()) for x, y in batches.take((steps - start) * replicas)]
+        found = [tuple(part.numpy() for part in batch) for batch in batches.take((steps - start) * replicas)]
         parts.append(
             [[part for part in zip(*found[i : i + replicas], strict=True)] for i in range(0, len(found), replicas)]
         )
     return [
-        tuple(np.concatenate([array for part in step for array in part[kind]]) for kind in (0, 1))
+        tuple(np.concatenate([array for part in step for array in part[kind]]) for kind in range(len(step[0])))
         for step in zip(*parts, strict=True)
     ]
 
@@ -142,3 +151,105 @@ def test_no_more_is_decoded_than_the_square():
     ).get_concrete_function(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.float32))
     decoders = [op.type for op in graph.graph.get_operations() if op.type.startswith("Decode")]
     assert decoders == ["DecodeAndCropJpeg"]
+
+
+# --- what options add -------------------------------------------------------------------------------------------------
+
+EVERYTHING = Augmentation(
+    crop_area=0.1, rand_augment=1, rand_augment_magnitude=9.0, flip="both", random_erasing=0.5, mixup=0.2, cutmix=1.0
+)
+
+
+def test_parts_of_random_area_have_area_ratio_and_place():
+    window = crops.of_area(0.25)
+    shape = (200, 300)
+    found = np.stack([window(tf.constant(shape), tf.constant([0, row], tf.int64)).numpy() for row in range(400)])
+    top, left, height, width = found.T.astype(float)
+    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 200).all() and (left + width <= 300).all()
+    areas, ratios = height * width / (200 * 300), width / height
+    assert 0.24 < areas.min() < 0.3 and 0.8 < areas.max() <= 1
+    assert 0.74 < ratios.min() < 0.8 and 1.25 < ratios.max() < 1.35
+    for first, room in ((top, 200 - height), (left, 300 - width)):
+        assert np.mean(first / np.maximum(room, 1)) == pytest.approx(0.5, abs=0.06)
+    assert len(np.unique(found, axis=0)) > 390
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_a_part_of_random_area_is_that_of_numpy(kind):
+    image, seed = gradient(120, 90), tf.constant([3, 4], tf.int64)
+    top, left, height, width = crops.of_area(0.3)(tf.constant([120, 90]), seed).numpy()
+    wanted = tf.image.resize(image[top : top + height, left : left + width], (SIZE, SIZE))
+    encoded = tf.constant(encode(image, kind))
+    found = crops.crop_encoded(encoded, seed, crops.of_area(0.3), SIZE, 3, is_jpeg=False).numpy()
+    assert np.abs(found - wanted)[1:-1, 1:-1].max() <= (0.51 if kind == "png" else 5)
+
+
+def test_padded_images_are_moved_as_numpy_moves_them():
+    images = np.random.default_rng(0).integers(1, 256, (50, 7, 5, 3), np.uint8)
+    places = np.random.default_rng(1).random((50, 2), np.float32)
+    found = crops.out_of_padded(tf.constant(images), tf.constant(places), 2).numpy()
+    corners = set()
+    for image, moved, place in zip(images, found, places, strict=True):
+        y, x = (int(p * 5) for p in place)
+        corners.add((y, x))
+        np.testing.assert_array_equal(moved, np.pad(image, ((2, 2), (2, 2), (0, 0)))[y : y + 7, x : x + 5])
+    assert len(corners) > 18
+
+
+def test_augmented_batches_are_the_same_on_any_hosts_and_after_a_restart(photos):
+    alone = train(photos, 1, 1, 0, augmentation=EVERYTHING)
+    assert [part.shape for part in alone[0]] == [(8, SIZE, SIZE, 3), (8,), (8, 11)]
+    for hosts, replicas, start in ((2, 1, 0), (1, 4, 2)):
+        for found, wanted in zip(
+            train(photos, hosts, replicas, start, augmentation=EVERYTHING), alone[start:], strict=True
+        ):
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_each_option_changes_images_and_none_the_order(photos):
+    plain = train(photos, 1, 1, 0, 3)
+    for changed in ({"crop_area": 0.1}, {"crop_padding": 4}, {"rand_augment": 1, "rand_augment_magnitude": 9.0}):
+        found = train(photos, 1, 1, 0, 3, augmentation=Augmentation(**changed))
+        for (x, y), (plain_x, plain_y) in zip(found, plain, strict=True):
+            np.testing.assert_array_equal(y, plain_y)
+            assert (x != plain_x).any(axis=(1, 2, 3)).mean() > 0.7, changed
+
+
+def test_raw_and_made_up_images_are_cropped_too(write_tfds):
+    rng = np.random.default_rng(0)
+    images = rng.integers(1, 256, (8, 12, 10, 3), np.uint8)
+    features = {
+        "image": tfds.features.Tensor(shape=(12, 10, 3), dtype=np.uint8, encoding="bytes"),
+        "label": tfds.features.ClassLabel(num_classes=8),
+    }
+    examples = [{"image": image, "label": row} for row, image in enumerate(images)]
+    raw = pipeline.open_dataset("raw", write_tfds("raw", features, ("image", "label"), {"train": examples}))
+    sizes = {
+        "global_batch_size": 8,
+        "per_replica_batch_size": 8,
+        "seed": 0,
+        "augmentation": Augmentation(crop_area=0.1),
+    }
+    x, y = next(iter(pipeline.train_batches(raw, shuffle_mib=1, **sizes)))
+    seeds = numbers.seeds(numbers.Purpose.CROP, 0, tf.constant(0, tf.int64), 8)
+    for found, row, seed in zip(x.numpy(), y.numpy(), seeds, strict=True):
+        top, left, height, width = crops.of_area(0.1)(tf.constant([12, 10]), seed).numpy()
+        wanted = tf.image.resize(images[row, top : top + height, left : left + width], (12, 10))
+        np.testing.assert_allclose(found, wanted, atol=0.51)
+    dataset = synthetic.open_dataset("synthetic")
+    plain, cropped = (
+        next(iter(synthetic.train_batches(dataset, image_size=12, **(sizes | {"augmentation": how}))))[0]
+        for how in (Augmentation(), Augmentation(crop_area=0.1))
+    )
+    assert cropped.shape == plain.shape and (cropped != plain).numpy().any(axis=(1, 2, 3)).mean() > 0.7  # or all of it
+
+
+def test_the_last_stage_is_named_after_what_it_does(photos):
+    sizes = {"global_batch_size": 8, "per_replica_batch_size": 8, "shuffle_mib": 1, "image_size": SIZE}
+    *_, last = stages.train_stages(photos, augmentation=EVERYTHING, **sizes)
+    assert last.name == "decode, crop and augment"
+    for one, other in zip(
+        next(iter(last.batches(1))), train(photos, 1, 1, 0, 1, augmentation=EVERYTHING)[0], strict=True
+    ):
+        np.testing.assert_array_equal(one, other)

@@ -21,6 +21,7 @@ import tensorflow as tf
 from data.spec import Array, Spec
 from trainer import cluster, finite, hardware, internals, models, optimizers, replicated, tasks
 from trainer.config import Config
+from trainer.plan import LearningRate
 
 BATCH = 64
 SPEC = Spec(Array((28, 28, 1), "uint8"), Array((), "int32"), 10)
@@ -62,7 +63,10 @@ def _loop(
     with strategy.scope():
         model = models.find(name, options).build(SPEC)
         model.compile(
-            optimizers.build(Config(), 10**6), tasks.loss(SPEC), weighted_metrics=tasks.metrics(SPEC), jit_compile=False
+            optimizers.build(Config(), LearningRate("constant", 1e-3, train_steps=10**6)),
+            tasks.loss(SPEC),
+            weighted_metrics=tasks.metrics(SPEC),
+            jit_compile=False,
         )
     spec = (keras.KerasTensor((share, 28, 28, 1), "uint8"), keras.KerasTensor((share,), "int32"))
     trained = replicated.Replicated(model, strategy, spec)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from trainer import cluster, hardware, optimizers, replicated
+from trainer import cluster, hardware, optimizers, plan, replicated
 from trainer.config import Config
 
 GLOBAL_BATCH = 64
@@ -165,7 +165,7 @@ SGD = {"optimizer": "sgd", "learning_rate": 0.05}
 CASES = {
     "adamw": Case(dense, {"weight_decay": 0.1, "learning_rate": 0.01}),
     "by_one": Case(dense, {"weight_decay": 0.1, "learning_rate": 0.01}, loops=LOOPS_BY_ONE),
-    "momentum": Case(dense, SGD | {"weight_decay": 0.01, "warmup_steps": 10}),
+    "momentum": Case(dense, SGD | {"weight_decay": 0.01, "warmup": "10 steps"}),
     "clipnorm": Case(dense, SGD | {"clipnorm": 0.05}),
     "global_clipnorm": Case(dense, SGD | {"global_clipnorm": 0.1}),
     "clipvalue": Case(dense, SGD | {"clipvalue": 0.01}),
@@ -194,10 +194,11 @@ CASES = {
 
 def compiled(case: Case) -> keras.Model:
     """The case's model, compiled; under the strategy's scope."""
-    config = Config(**case.optimizer)
+    config = Config(**case.optimizer, train_steps=STEPS, global_batch_size=GLOBAL_BATCH)
+    planned = plan.resolve(config, num_replicas=1, num_train_examples=0, num_eval_examples=0)
     model = case.model()
     model.compile(
-        optimizer=optimizers.build(config, STEPS),
+        optimizer=optimizers.build(config, planned.learning_rate),
         loss=case.loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         jit_compile=False,

@@ -8,6 +8,7 @@ import pytest
 
 from trainer import config, flags
 from trainer.errors import ConfigError, UsageError
+from trainer.options.optimizer import SCHEDULES
 
 NEEDED = ["--dataset=digits", "--model_dir=run"]
 
@@ -68,14 +69,14 @@ def test_all_config_mistakes_in_one_error(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("learning_rte = 1e-3\nseed = 'one'\nmodel = 'cnnn'\nclipnorm = 1.0\nclipvalue = 1.0\n")
     with pytest.raises(ConfigError) as caught:
-        _resolve(f"--config={file}", "--momentum=0.5", "--tpu_zone=z")
+        _resolve(f"--config={file}", "--optimizer_options.momentum=0.5", "--tpu_zone=z")
     message = str(caught.value)
     for part in (
         "unknown option 'learning_rte'; did you mean 'learning_rate'?",
         "seed takes a whole number. Received: 'one'",
         "unknown model 'cnnn'; did you mean 'cnn'?",
         "one kind of clipping at a time",
-        "momentum has no effect on adamw",
+        "optimizer_options: adamw has no option 'momentum'; it has: beta_1",
         "tpu_zone has no effect without tpu",
         "model_dir is missing",
     ):
@@ -96,7 +97,7 @@ def test_all_config_mistakes_in_one_error(tmp_path: pathlib.Path) -> None:
         ("run.toml", "mode = 'eval'\ncache = 'memory'", "cache supplies training only; leave it out of eval"),
         ("run.toml", "mode = 'eval'\nlint = 'on'", "lint looks at what is to be trained; leave it out of eval"),
         ("run.toml", "mode = 'export'\ndata_service = 'grpc://a:1'", "data_service supplies training only"),
-        ("run.toml", "train_steps = 1\ntrain_epochs = 1", "both say when to stop"),
+        ("run.toml", "train_steps = 1\ntrain_epochs = 1", "each say when to stop"),
     ],
 )
 def test_bad_files(tmp_path: pathlib.Path, name: str, text: str | None, problem: str) -> None:
@@ -105,6 +106,67 @@ def test_bad_files(tmp_path: pathlib.Path, name: str, text: str | None, problem:
         file.write_text(text)
     with pytest.raises(ConfigError, match=problem):
         _resolve(f"--config={file}", *NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--optimizer=adagrad", "--optimizer_options=epsilon=true"], "epsilon of adagrad must be a number"),
+        (["--optimizer=sgd", "--optimizer_options.nesterov=1"], "nesterov of sgd must be true or false. Received: 1"),
+        (["--optimizer=sgd", "--optimizer_options=weight_decay=0.1"], "--weight_decay is an option of its own"),
+        (["--optimizer=lion", "--optimizer_options=beta1=0.1"], "lion has no option 'beta1'; did you mean 'beta_1'?"),
+        (["--optimizer=muon", "--optimizer_options=ns_steps=2.5"], "ns_steps of muon must be a whole number"),
+        (["--optimizer=muon", "--optimizer_options=exclude_layers='a'"], "exclude_layers of muon must be a list of"),
+        (["--optimizer=ftrl", "--weight_decay=0.1"], "weight_decay has no lasting effect on ftrl"),
+        (["--optimizer=ftrl", "--warmup=5%"], "ftrl divides by the learning rate"),
+        (["--no_decay=*bias"], "no_decay has no effect without weight_decay"),
+        (["--learning_rate_scaling=sqrt"], "learning_rate_scaling has no effect without learning_rate_batch_size"),
+        (["--warmup=500"], "warmup is a duration, a number and its unit"),
+        (["--warmup=5 steps, 6 steps"], "warmup is a duration, a number and its unit"),
+        (["--warmup=2.5 steps"], "warmup counts whole steps"),
+        (["--warmup=101%"], "warmup is a part of the training, 100% at most"),
+        (["--schedule=rsqrt"], "schedule=rsqrt needs warmup"),
+        (["--schedule=wsd"], "schedule=wsd needs decay_at"),
+        (["--schedule=wsd", "--decay_at=5%, 6%"], "schedule=wsd decays once"),
+        (["--schedule=step", "--decay_at=5 epochs, 6"], "decay_at is a duration.* Received: ' 6'"),
+        (["--schedule=exponential", "--decay_factor=0.5"], "schedule=exponential needs decay_every"),
+        (["--train_steps=5", "--train_examples=5"], "train_steps and train_examples each say when to stop"),
+        (["--schedule=cosine", "--decay_power=2"], "decay_power has no effect on schedule=cosine"),
+    ],
+)
+def test_options_of_optimizer_and_schedule_that_do_not_go_together(options: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        _resolve(*NEEDED, *options)
+
+
+def test_each_schedule_takes_what_it_uses_and_nothing_else() -> None:
+    # What the others would use, given to each schedule besides what it needs.
+    given = {
+        "final_learning_rate_factor": "0.1",
+        "decay_power": "2",
+        "decay_every": "1 epoch",
+        "decay_factor": "0.5",
+        "decay_at": "90%",
+    }
+    for schedule, (needed, used) in SCHEDULES.items():
+        fits = [f"--{name}={value}" for name, value in given.items() if name in (*needed, *used)]
+        fits += ["--warmup=5%", f"--schedule={schedule}"]
+        assert _resolve(*NEEDED, *fits).schedule == schedule
+        for name in given.keys() - {*needed, *used}:
+            with pytest.raises(ConfigError, match=f"{name} has no effect on schedule={schedule}"):
+                _resolve(*NEEDED, *fits, f"--{name}={given[name]}")
+
+
+def test_entries_of_a_table_are_set_over_what_a_file_says(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("optimizer = 'sgd'\noptimizer_options = {momentum = 0.5}\n")
+    merged = _resolve(f"--config={file}", *NEEDED, "--optimizer_options.nesterov=true")
+    assert merged.optimizer_options == {"momentum": 0.5, "nesterov": True}
+    unset = _resolve(f"--config={file}", *NEEDED, "--optimizer=adam", "--optimizer_options=")
+    assert unset.optimizer_options == {}
+    file.write_text("optimizer_options = 3\n")
+    with pytest.raises(ConfigError, match="optimizer_options takes a table. Received: 3"):
+        _resolve(f"--config={file}", *NEEDED, "--optimizer_options.nesterov=true")
 
 
 def test_differences_name_only_what_changes_the_numbers() -> None:

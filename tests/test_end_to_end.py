@@ -162,12 +162,16 @@ def _restored(model_dir: pathlib.Path, spec):
     import keras
     import tensorflow as tf
 
-    from trainer import config, models, optimizers, replicated, tasks
+    from trainer import config, models, optimizers, plan, replicated, tasks
     from trainer.checkpoints import store
 
     keras.utils.clear_session()  # names of layers are numbered in each process
     model = models.find("cnn", {"batch_norm": False, "dropout": 0.0}).build(spec)
-    model.compile(optimizers.build(config.Config(), 60), tasks.loss(spec), weighted_metrics=tasks.metrics(spec))
+    model.compile(
+        optimizers.build(config.Config(), plan.LearningRate("cosine", 1e-3, 60)),
+        tasks.loss(spec),
+        weighted_metrics=tasks.metrics(spec),
+    )
     batch_spec = (keras.KerasTensor((1, 8, 8, 1), "uint8"), keras.KerasTensor((1,), "int32"))
     trained = replicated.Replicated(model, tf.distribute.get_strategy(), batch_spec)
     saved = store.load(str(model_dir))

@@ -15,6 +15,8 @@ PRIVATE = [
     (keras.Model, "_compute_loss"),
     (keras.Model, "_flatten_layers"),
     (keras.optimizers.Optimizer, "_all_reduce_sum_gradients"),
+    (keras.optimizers.Optimizer, "_get_variable_index"),
+    (keras.optimizers.Optimizer, "_use_weight_decay"),
     (losses.loss, "scale_loss_for_distribution"),
     (losses.loss, "unscale_loss_for_distribution"),
     (seed_generator, "global_seed_generator"),

@@ -32,13 +32,49 @@ def test_indivisible_batch_names_the_nearest_sizes(batch: int, nearest: str) -> 
         _plan(8, global_batch_size=batch)
 
 
-def test_warmup_must_end_before_training() -> None:
-    with pytest.raises(ConfigError, match="warmup_steps"):
-        _plan(train_steps=10, warmup_steps=10)
+def test_training_ends_after_epochs_examples_or_steps() -> None:
+    assert _plan(train_epochs=2.5, global_batch_size=100).train_steps == 38
+    assert _plan(train_examples=1e6, global_batch_size=96).train_steps == 10417
+    assert _plan(train_examples=1.0).train_steps == 1
+
+
+def test_durations_of_any_unit_are_worked_out_in_steps() -> None:
+    # 15 steps an epoch, 300 in all.
+    given = {"train_epochs": 20, "global_batch_size": 100}
+    for warmup in ("30 steps", "2 epochs", "3e3 examples", "10%", "2epochs", "1 epoch"):
+        assert _plan(**given, warmup=warmup).learning_rate.warmup_steps == (15 if warmup == "1 epoch" else 30)
+    stepped = _plan(**given, schedule="step", decay_at="6 epochs,60 %, 250 steps", decay_factor=0.1)
+    assert stepped.learning_rate.decay_steps == (90, 180, 250)
+    decayed = _plan(**given, schedule="exponential", decay_every="2.4 epochs", decay_factor=0.97)
+    assert decayed.learning_rate.decay_every_steps == 36
+
+
+def test_learning_rate_is_scaled_to_the_batch_where_that_is_asked_for() -> None:
+    given = {"learning_rate": 0.1, "global_batch_size": 1024}
+    assert _plan(**given).learning_rate.peak == 0.1
+    assert _plan(**given, learning_rate_batch_size=256).learning_rate.peak == pytest.approx(0.4)
+    root = _plan(**given, learning_rate_batch_size=256, learning_rate_scaling="sqrt")
+    assert root.learning_rate.peak == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"warmup": "10 steps"}, "warmup must end before .* Received: '10 steps', 10 of 10 steps"),
+        ({"warmup": "1 epoch"}, "12 of 10 steps"),
+        ({"schedule": "step", "decay_at": "5 steps, 4 steps"}, "decay_at must rise.* 5, 4 steps"),
+        ({"schedule": "step", "decay_at": "5 steps, 10 steps"}, r"before that of the training \(10\)"),
+        ({"schedule": "wsd", "decay_at": "10%", "warmup": "2 steps"}, r"end of the warm-up \(2 steps\)"),
+        ({"schedule": "exponential", "decay_every": "1 example"}, "decay_every must be a step at least"),
+    ],
+)
+def test_what_would_never_come_about_is_refused(options: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        _plan(train_steps=10, **options)
 
 
 def test_a_mode_needs_only_the_splits_it_reads() -> None:
-    assert _plan(train=0, warmup_steps=5).eval_steps == 3
+    assert _plan(train=0, warmup="5 steps").eval_steps == 3
     assert _plan(test=0).eval_steps == 0
 
 

@@ -31,6 +31,7 @@ from trainer import (
 from trainer.callbacks.clock import Clock
 from trainer.config import FIELDS, Config, nearest
 from trainer.errors import ConfigError
+from trainer.options.field import default
 
 # Options that say nothing once a model brings its own optimizer.
 OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["group"] == "optimizer"]
@@ -105,7 +106,7 @@ class Assembly:
                 f"Received: {', '.join(brought)}"
             )
         model.compile(
-            optimizer=brought.get("optimizer") or optimizers.build(self.config, self.plan.train_steps),
+            optimizer=brought.get("optimizer") or optimizers.build(self.config, self.plan.learning_rate),
             loss=brought["loss"] if "loss" in brought else tasks.loss(self.spec),
             # Weighted, so that the padding of the last evaluation batch, of weight 0, counts in none of them.
             weighted_metrics=brought["metrics"] if "metrics" in brought else tasks.metrics(self.spec),
@@ -123,7 +124,7 @@ class Assembly:
         return model
 
     def _refuse_optimizer_options(self) -> None:
-        given = [name for name in OPTIMIZER_OPTIONS if getattr(self.config, name) != FIELDS[name].default]
+        given = [name for name in OPTIMIZER_OPTIONS if getattr(self.config, name) != default(FIELDS[name])]
         if given:
             raise ConfigError(
                 f"the model {self.config.model} brings its own optimizer, so these have no effect; leave them out. "

@@ -19,12 +19,16 @@ from typing import Any
 from trainer import rules
 from trainer.errors import ConfigError
 from trainer.options import FIELDS, TPU_OF_THIS_ENVIRONMENT, Config
-from trainer.rules import nearest, profile_range
+from trainer.options.field import default
+from trainer.rules import nearest, patterns, profile_range
 
-__all__ = ["FIELDS", "TPU_OF_THIS_ENVIRONMENT", "Config", "nearest", "profile_range"]
+__all__ = ["FIELDS", "TPU_OF_THIS_ENVIRONMENT", "Config", "nearest", "patterns", "profile_range"]
 
 _TYPES = typing.get_type_hints(Config)
 _WHOLE = re.compile(r"-?[0-9]+\.0+")  # how Vertex AI writes a discrete parameter
+
+
+TABLES = tuple(name for name, field in FIELDS.items() if isinstance(default(field), Mapping))
 
 
 def merge(*layers: Mapping[str, Any]) -> Config:
@@ -62,6 +66,26 @@ def type_name(name: str) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(
         _base_type(name), "a table"
     )
+
+
+def overlaid(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with those `given` over them: options, or single entries of tables, as `model_options.units`."""
+    merged = dict(values)
+    for name, value in given.items():
+        table, key = split(name)
+        if not key:
+            merged[name] = value
+        elif table not in merged:
+            merged[table] = {key: value}
+        elif isinstance(merged[table], Mapping):  # what is not is told by `merge`
+            merged[table] = {**merged[table], key: value}
+    return merged
+
+
+def split(name: str) -> tuple[str, str]:
+    """(`model_options`, `units`) of `model_options.units`; of what is no entry of a table, the name and nothing."""
+    table, _, key = name.partition(".")
+    return (table, key) if table in TABLES else (name, "")
 
 
 def _base_type(name: str) -> type:

@@ -13,20 +13,20 @@ from trainer import config as config_lib
 from trainer import platforms
 from trainer.errors import ConfigError, UsageError
 from trainer.platforms import Layer
+from trainer.rules import STOPS
 
 _HELP_WIDTH = 110
-_MODEL_OPTIONS = "model_options"
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
     """What the command line asks for: values of options, a config file, or just a text to print.
 
-    model_options: of `--model_options.NAME=VALUE`, which are set over those that a file or `--model_options` gives.
+    entries: `model_options.NAME` and the like -> value, which are set over what a file or `--model_options` gives.
     """
 
     values: dict[str, Any]
-    model_options: dict[str, Any]
+    entries: dict[str, Any]
     config_file: str | None
     print_config: bool
     help: bool
@@ -48,7 +48,7 @@ def parse(
     """
     flag_values = _define()
     problems: list[str] = []
-    given, model_options = _model_options(argv[1:], problems)
+    given, entries = _entries(argv[1:], problems)
     arguments = [a for a in given if not _is_unknown(a, flag_values, problems)]
     try:
         positional = flag_values([argv[0], *arguments])[1:]
@@ -57,7 +57,7 @@ def parse(
     problems += [_about_positional(p) for p in positional]
     command = CommandLine(
         _values(flag_values, problems),
-        model_options,
+        entries,
         config_file=flag_values["config"].value,
         print_config=bool(flag_values["print_config"].value),
         help=bool(flag_values["help"].value),
@@ -90,17 +90,17 @@ def _values(flag_values: flags.FlagValues, problems: list[str]) -> dict[str, Any
     return values
 
 
-def _model_options(arguments: Sequence[str], problems: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The other arguments, and values of `--model_options.NAME=VALUE`: as TOML, or the text itself."""
+def _entries(arguments: Sequence[str], problems: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The other arguments, and values of `--model_options.NAME=VALUE` and the like: as TOML, or the text itself."""
     others, values = [], {}
     for argument in arguments:
-        dashes, dot, setting = argument.partition(f"{_MODEL_OPTIONS}.")
-        if not dot or dashes not in ("-", "--"):
+        name, equals, text = argument.lstrip("-").partition("=")
+        table, key = config_lib.split(name)
+        if not argument.startswith("-") or table == name:
             others.append(argument)
             continue
-        name, equals, text = setting.partition("=")
-        if not equals or not name.isidentifier():
-            problems.append(f"an option of the model is written --{_MODEL_OPTIONS}.NAME=VALUE. Received: {argument!r}")
+        if not equals or not key.isidentifier():
+            problems.append(f"one entry of {table} is written --{table}.NAME=VALUE. Received: {argument!r}")
             continue
         try:
             values[name] = tomllib.loads(f"value = {text}")["value"]
@@ -131,10 +131,9 @@ def layers(
     surroundings = platforms.layers(below, environ)
     filled = {name: value for layer in surroundings for name, value in layer.values.items()}
     own = _options_of_run({**filled, **below}, read)
-    flags_values = dict(command.values)
-    if command.model_options:
-        table = {**own.values, **below}.get(_MODEL_OPTIONS) or {}
-        flags_values[_MODEL_OPTIONS] = {**table, **command.model_options}
+    merged = config_lib.overlaid({**own.values, **below}, command.entries)
+    tables = {table: merged[table] for table, _ in map(config_lib.split, command.entries)}
+    flags_values = {**command.values, **tables}
     found = [own, *surroundings, Layer(command.config_file or "", file), Layer("flags", flags_values)]
     if platforms.on_vertex(environ):
         found = [Layer(layer.source, platforms.without_mount(layer.values)) for layer in found]
@@ -171,9 +170,9 @@ def _options_of_run(given: Mapping[str, Any], read: Callable[[str], str]) -> Lay
     except ConfigError:
         return Layer("", {})
     values = config_lib.of_run(stored)
-    # train_steps against train_epochs is a choice: the one given now replaces the one of the run.
-    if given.keys() & {"train_steps", "train_epochs"}:
-        values = {name: value for name, value in values.items() if name not in ("train_steps", "train_epochs")}
+    # Which of these says when to stop is a choice: the one given now replaces the one of the run.
+    if given.keys() & set(STOPS):
+        values = {name: value for name, value in values.items() if name not in STOPS}
     return Layer(path, values)
 
 

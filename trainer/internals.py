@@ -181,6 +181,18 @@ def _branch(condition: tf.Tensor, function: Callable[[], Any]) -> None:
     tf.cond(condition, then, lambda: None)
 
 
+def slot(
+    optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: tf.Variable
+) -> keras.Variable:
+    """Which of `slots`, made one a variable, is that of `variable` as an `update_step` is given it."""
+    return slots[optimizer._get_variable_index(variable)]
+
+
+def is_decayed(optimizer: keras.optimizers.Optimizer, variable: tf.Variable) -> bool:
+    """Whether `exclude_from_weight_decay` leaves in `variable`, as an `update_step` is given it."""
+    return optimizer._use_weight_decay(variable)
+
+
 def scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     """By what the gradients of mixed float16 are multiplied, float32; 1 for other optimizers."""
     dynamic = getattr(optimizer, "dynamic_scale", None)

@@ -3,10 +3,30 @@
 import dataclasses
 import math
 
+from trainer import durations
 from trainer.config import Config, profile_range
 from trainer.errors import ConfigError
 
 DEFAULT_EPOCHS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRate:
+    """The learning rate over a run, in steps: `schedule` names its form after the warm-up.
+
+    peak: at the end of the warm-up, scaled to the batch. decay_steps: steps done at each decay_at. Others as in
+    `options/optimizer.py`; what was not given is 0.
+    """
+
+    schedule: str
+    peak: float
+    train_steps: int
+    warmup_steps: int = 0
+    decay_steps: tuple[int, ...] = ()
+    decay_every_steps: int = 0
+    decay_factor: float = 0.0
+    decay_power: float = 1.0
+    final_factor: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +44,7 @@ class Plan:
     log_every_steps: int
     steps_per_loop: int
     profile_steps: tuple[int, int] | None  # (A, B): steps A..B-1 are profiled
+    learning_rate: LearningRate
 
     def is_checkpoint(self, step: int) -> bool:
         """Whether a checkpoint is due once `step` steps are done."""
@@ -57,7 +78,8 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
     """The plan of `config` on `num_replicas` replicas and this many examples; 0 of what the mode does not read.
 
     Raises:
-        ConfigError: the global batch does not divide by the replicas; names the nearest sizes that do.
+        ConfigError: the global batch does not divide by the replicas; names the nearest sizes that do. Or a warm-up
+            or a decay is not within the training.
     """
     batch = config.global_batch_size
     if batch % num_replicas:
@@ -81,13 +103,10 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
             f"global_batch_size={batch}, {share} on each of {num_replicas}. Nearest sizes: {sizes}"
         )
     steps_per_epoch = num_train_examples / batch
-    train_steps = config.train_steps
-    if train_steps is None:
-        train_steps = max(1, math.ceil((config.train_epochs or DEFAULT_EPOCHS) * steps_per_epoch))
-    if num_train_examples and config.warmup_steps >= train_steps:
-        raise ConfigError(
-            f"warmup_steps must be below the number of training steps. Received: {config.warmup_steps} of {train_steps}"
-        )
+    train_steps = _train_steps(config, steps_per_epoch)
+    learning_rate = _learning_rate(config, train_steps, steps_per_epoch)
+    if num_train_examples:  # else nothing is trained, and neither epochs nor the training have a length
+        _check_order(config, learning_rate)
     eval_every = config.eval_every_steps or max(1, round(steps_per_epoch))
     return Plan(
         global_batch_size=batch,
@@ -101,4 +120,52 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
         log_every_steps=config.log_every_steps,
         steps_per_loop=config.steps_per_loop,
         profile_steps=profile_range(config.profile_steps) if config.profile_steps else None,
+        learning_rate=learning_rate,
     )
+
+
+def _train_steps(config: Config, steps_per_epoch: float) -> int:
+    if config.train_steps is not None:
+        return config.train_steps
+    if config.train_examples is not None:
+        return max(1, math.ceil(config.train_examples / config.global_batch_size))
+    return max(1, math.ceil((config.train_epochs or DEFAULT_EPOCHS) * steps_per_epoch))
+
+
+def _learning_rate(config: Config, train_steps: int, steps_per_epoch: float) -> LearningRate:
+    def steps(name: str) -> tuple[int, ...]:
+        text = getattr(config, name)
+        listed = durations.parse_all(name, text) if text is not None else []
+        batch = config.global_batch_size
+        return tuple(d.steps(train_steps=train_steps, steps_per_epoch=steps_per_epoch, batch=batch) for d in listed)
+
+    scale = config.global_batch_size / (config.learning_rate_batch_size or config.global_batch_size)
+    return LearningRate(
+        schedule=config.schedule,
+        peak=config.learning_rate * (math.sqrt(scale) if config.learning_rate_scaling == "sqrt" else scale),
+        train_steps=train_steps,
+        warmup_steps=sum(steps("warmup")),
+        decay_steps=steps("decay_at"),
+        decay_every_steps=sum(steps("decay_every")),
+        decay_factor=config.decay_factor or 0.0,
+        decay_power=config.decay_power,
+        final_factor=config.final_learning_rate_factor,
+    )
+
+
+def _check_order(config: Config, planned: LearningRate) -> None:
+    """Warm-up, decays, end: what lies elsewhere would never come about."""
+    if planned.warmup_steps >= planned.train_steps:
+        raise ConfigError(
+            "warmup must end before the training does. "
+            f"Received: {config.warmup!r}, {planned.warmup_steps:,} of {planned.train_steps:,} steps"
+        )
+    marks = (planned.warmup_steps, *planned.decay_steps, planned.train_steps)
+    if planned.decay_steps and (list(marks[1:]) != sorted(set(marks[1:])) or marks[0] > marks[1]):
+        raise ConfigError(
+            f"decay_at must rise, from the end of the warm-up ({planned.warmup_steps:,} steps) to before that of the "
+            f"training ({planned.train_steps:,}). "
+            f"Received: {config.decay_at!r}, {', '.join(f'{step:,}' for step in planned.decay_steps)} steps"
+        )
+    if config.decay_every is not None and not planned.decay_every_steps:
+        raise ConfigError(f"decay_every must be a step at least. Received: {config.decay_every!r}")

@@ -7,15 +7,18 @@ import difflib
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
-from trainer import patterns
+from trainer import durations, patterns
 from trainer.options import FIELDS, LAST_RUN, Config
 from trainer.options.augmentation import MOST_MAGNITUDE
+from trainer.options.optimizer import LAYERWISE, OPTIMIZERS, SCHEDULES
 from trainer.redact import check_alert_url
 
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 # What a run_id may have in braces; `series.py` says what each stands for.
 RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
+STOPS = ("train_steps", "train_epochs", "train_examples")  # one of them says when training ends
 _RUN_ID = re.compile(r"([A-Za-z0-9._-]|\{(" + "|".join(RUN_ID_FIELDS) + r")\})+")
 
 
@@ -40,6 +43,11 @@ def profile_range(text: str) -> tuple[int, int]:
     if len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts) and int(parts[0]) < int(parts[1]):
         return int(parts[0]), int(parts[1])
     raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
+
+
+def patterns(text: str) -> list[str]:
+    """The globs of an option that lists several with commas between."""
+    return [pattern.strip() for pattern in text.split(",") if pattern.strip()]
 
 
 def built_in_models() -> list[str]:
@@ -70,16 +78,14 @@ def _problems_of_combinations(config: Config) -> list[str]:
     for required in ("model_dir", "dataset"):
         if not getattr(config, required) and config.mode != "doctor":
             problems.append(f"{required} is missing; give --{required}=...")
-    if config.train_steps is not None and config.train_epochs is not None:
+    ends = {n: getattr(config, n) for n in STOPS if getattr(config, n) is not None}
+    if len(ends) > 1:
         problems.append(
-            "train_steps and train_epochs both say when to stop; give one. "
-            f"Received: {config.train_steps} and {config.train_epochs}"
+            f"{' and '.join(ends)} each say when to stop; give one. Received: {', '.join(map(str, ends.values()))}"
         )
     clips = [n for n in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(config, n) is not None]
     if len(clips) > 1:
         problems.append(f"one kind of clipping at a time. Received: {', '.join(clips)}")
-    if config.optimizer != "sgd" and config.momentum != FIELDS["momentum"].default:
-        problems.append(f"momentum has no effect on {config.optimizer}; leave it out or use --optimizer=sgd")
     if config.mode in ("eval", "export"):
         supplies = {"cache": config.cache != "none", "data_service": config.data_service is not None}
         problems += [
@@ -96,7 +102,7 @@ def _problems_of_combinations(config: Config) -> list[str]:
     if config.mode == "parity" and config.replicas == 1:
         problems.append("parity compares one replica with several; give replicas=2 or more. Received: 1")
     problems += _problems_of_checkpoints(config) + _problems_of_series(config) + _problems_of_sweep(config)
-    problems += _problems_of_augmentation(config)
+    problems += _problems_of_augmentation(config) + _problems_of_optimizer(config) + _problems_of_schedule(config)
     if config.corrupt_records == "stop" and config.max_corrupt_records:
         problems.append("max_corrupt_records has no effect without corrupt_records=skip")
     if config.corrupt_records == "skip" and not config.max_corrupt_records:
@@ -121,6 +127,69 @@ def _problems_of_combinations(config: Config) -> list[str]:
     if config.tpu is not None and config.xla != "auto":
         problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
     return problems + _problems_of_reading(config) + _problem_of_model_name(config.model)
+
+
+def _problems_of_optimizer(config: Config) -> list[str]:
+    name, problems = config.optimizer, []
+    if name not in OPTIMIZERS:  # told already, as every choice that there is not
+        return []
+    known = OPTIMIZERS[name]
+    for key, value in config.optimizer_options.items():
+        if key not in known:
+            hint = nearest(key, known) or f"; it has: {', '.join(known)}"
+            option = f"; --{key} is an option of its own" if key in FIELDS else hint
+            problems.append(f"optimizer_options: {name} has no option {key!r}{option}")
+        elif not _is_like(value, known[key]):
+            problems.append(f"optimizer_options: {key} of {name} must be {_kind(known[key])}. Received: {value!r}")
+    if name == "ftrl" and config.weight_decay:
+        problems.append(
+            "weight_decay has no lasting effect on ftrl, which works out each weight from sums of gradients; use "
+            f"--optimizer_options.l2_regularization_strength. Received: {config.weight_decay}"
+        )
+    if name == "ftrl" and config.warmup is not None:
+        problems.append(f"ftrl divides by the learning rate, which a warm-up begins at 0. Received: {config.warmup!r}")
+    if config.no_decay != FIELDS["no_decay"].default and not config.weight_decay and name not in LAYERWISE:
+        problems.append("no_decay has no effect without weight_decay")
+    return problems
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value)
+    if isinstance(value, bool) or isinstance(default, bool | int):
+        return type(value) is type(default)
+    return isinstance(value, int | float)
+
+
+def _kind(default: Any) -> str:
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of texts"}
+    return kinds[type(default)]
+
+
+def _problems_of_schedule(config: Config) -> list[str]:
+    problems = []
+    if config.learning_rate_batch_size is None and config.learning_rate_scaling != "linear":
+        problems.append("learning_rate_scaling has no effect without learning_rate_batch_size")
+    for name, several in (("warmup", False), ("decay_at", True), ("decay_every", False)):
+        text = getattr(config, name)
+        try:
+            if text is not None:
+                durations.parse_all(name, text) if several else durations.parse(name, text)
+        except ValueError as error:
+            problems.append(str(error))
+    if config.schedule not in SCHEDULES:
+        return problems
+    needed, used = SCHEDULES[config.schedule]
+    problems += [f"schedule={config.schedule} needs {n}; give --{n}=..." for n in needed if getattr(config, n) is None]
+    idle = {name for lists in SCHEDULES.values() for names in lists for name in names} - {*needed, *used, "warmup"}
+    problems += [
+        f"{name} has no effect on schedule={config.schedule}"
+        for name in sorted(idle)
+        if getattr(config, name) != FIELDS[name].default
+    ]
+    if config.schedule == "wsd" and "," in (config.decay_at or ""):
+        problems.append(f"schedule=wsd decays once; give decay_at one duration. Received: {config.decay_at!r}")
+    return problems
 
 
 def _problems_of_checkpoints(config: Config) -> list[str]:

@@ -61,10 +61,7 @@ def load(name: str, config_file: str | None, trainer_flags: Sequence[str], *, gi
         )
     command = flags.parse(["launch", *([f"--config={config_file}"] if config_file else []), *trainer_flags])
     file = config_lib.load(command.config_file) if command.config_file else {}
-    values = {**file, **command.values}
-    if command.model_options:
-        table = values["model_options"] if "model_options" in values else {}
-        values["model_options"] = {**table, **command.model_options}
+    values = config_lib.overlaid({**file, **command.values}, command.entries)
     filled = {option: f"<{option}>" for option in given if option not in values}
     config = config_lib.merge(filled, values)
     secret = [option for option, field in config_lib.FIELDS.items() if field.metadata["secret"] and option in values]

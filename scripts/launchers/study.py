@@ -17,7 +17,7 @@
     type = "categorical"        # or "discrete": numbers
     values = ["sgd", "adamw"]
 
-    [parameters."model_options.width"]  # one option of the model
+    [parameters."model_options.width"]  # one option of the model, or of optimizer_options
     type = "discrete"
     values = [32, 64]
 
@@ -32,7 +32,6 @@ from typing import Any
 from trainer import config as config_lib
 from trainer.errors import ConfigError
 
-MODEL_OPTION = "model_options."
 ALGORITHMS = ("bayesian", "random", "grid")
 GOALS = ("max", "min")
 SCALES = ("linear", "log")
@@ -50,7 +49,7 @@ _IS_A = {
 class Parameter:
     """What trials vary.
 
-    name: an option of the trainer, or `model_options.NAME`.
+    name: an option of the trainer, or `model_options.NAME` and the like.
     type: double and integer go from `min` to `max`, both included; categorical and discrete take one of `values`.
     scale: linear or log, of a double or an integer.
     """
@@ -116,18 +115,6 @@ def load(path: str, values: Mapping[str, Any]) -> Study:
     return Study(**head, parameters=found)
 
 
-def with_trial(values: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run with those of a trial over them, by parameter name."""
-    merged = dict(values)
-    for name, value in trial.items():
-        if name.startswith(MODEL_OPTION):
-            given = merged["model_options"] if "model_options" in merged else {}
-            merged["model_options"] = {**given, name.removeprefix(MODEL_OPTION): value}
-        else:
-            merged[name] = value
-    return merged
-
-
 def _table(content: Mapping[str, Any], name: str, problems: list[str]) -> Mapping[str, Any]:
     table = content[name] if name in content else None
     if isinstance(table, Mapping) and table:
@@ -184,10 +171,9 @@ def _parameter(name: str, table: Any, problems: list[str]) -> Parameter | None:
 
 
 def _problems_of_name(name: str) -> list[str]:
-    if name.startswith(MODEL_OPTION) and name != MODEL_OPTION:
-        return []
-    if name == "model_options":
-        return [f"name one option of the model, {MODEL_OPTION}NAME"]
+    table, key = config_lib.split(name)
+    if table in config_lib.TABLES:
+        return [] if key else [f"name one entry of the table, {table}.NAME"]
     if name not in config_lib.FIELDS:
         return [f"the trainer has no such option{config_lib.nearest(name, config_lib.FIELDS)}"]
     if not config_lib.FIELDS[name].metadata["changes_numbers"]:
@@ -216,14 +202,14 @@ def _refused_by_trainer(parameters: tuple[Parameter, ...], values: Mapping[str, 
     found: dict[str, str] = {}
     for changed in _corners(parameters):
         trial = {parameter.name: parameter.edges[0] for parameter in parameters} | changed
-        for problem in config_lib.inspect(with_trial(values, trial))[1]:
+        for problem in config_lib.inspect(config_lib.overlaid(values, trial))[1]:
             told = " and ".join(f"{name}={value!r}" for name, value in changed.items())
             found.setdefault(problem, f"a trial with {told} would be refused: {problem}")
     return list(found.values())
 
 
 def _corners(parameters: tuple[Parameter, ...]) -> Iterator[dict[str, Any]]:
-    """Edges of each parameter, then of each pair: there it shows that adamw and momentum do not go together."""
+    """Edges of each parameter, then of each pair: there it shows that ftrl and a warm-up do not go together."""
     for count in (1, 2):
         for chosen in itertools.combinations(parameters, count):
             for edges in itertools.product(*(parameter.edges for parameter in chosen)):

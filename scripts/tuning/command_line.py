@@ -93,7 +93,7 @@ def _tune(job: Job, study: Study, options: argparse.Namespace) -> None:
         _say(f"trials go to {out}/trial-N, not to model_dir={job.values['model_dir']}")
 
     def values_of(number: int, trial: Mapping[str, Any]) -> dict[str, Any]:
-        return study_lib.with_trial(job.values, trial) | {"model_dir": str(out / f"trial-{number}")}
+        return config_lib.overlaid(job.values, trial) | {"model_dir": str(out / f"trial-{number}")}
 
     def start(number: int, trial: Mapping[str, Any]) -> TrialProcess:
         command = dataclasses.replace(job, values=values_of(number, trial)).command(sys.executable)

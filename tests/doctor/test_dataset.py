@@ -44,7 +44,7 @@ def found(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
         "no split": Look("dataset.dataset", {"dataset": str(sound), "eval_split": "validation"}),
         "few shards": Look("dataset.dataset", {"dataset": str(sound)}, environ={"TF_CONFIG": workers}),
         "little memory": Look("dataset.dataset", {"dataset": str(sound)}, root=str(small)),
-        "warm-up": Look("dataset.dataset", {"dataset": str(sound), "warmup_steps": 200}),
+        "warm-up": Look("dataset.dataset", {"dataset": str(sound), "warmup": "200 steps"}),
         "room": Look("dataset.room", {"dataset": str(sound), "model_dir": str(directory / "run")}),
         "no room": Look("dataset.room", {"dataset": str(sound), "model_dir": str(directory / "full/run")}),
         "no room to stage": Look(

@@ -9,8 +9,8 @@ V2 = slices.parse("v2-8")
 TOO_LARGE = report.Finding(V2, 8, (), Refusal("oom", "too large", 9 * 2**30, V2.chip.hbm_bytes))
 
 
-def advice(finding: report.Finding, precision: str = "float32") -> str:
-    return report.remedies([finding], precision=precision, optimizer="adamw")
+def advice(finding: report.Finding, precision: str = "float32", copies: float = 2.0) -> str:
+    return report.remedies([finding], precision=precision, optimizer_copies=copies)
 
 
 def test_where_a_smaller_batch_fits_or_may_fit_less_memory_of_examples_is_advised() -> None:
@@ -28,6 +28,11 @@ def test_where_not_one_example_fits_nothing_about_examples_is_advised() -> None:
     assert "fewer parameters" in advice(nothing)
     for useless in ("mixed_bfloat16", "remat", "batch"):
         assert useless not in advice(nothing)
+
+
+def test_an_optimizer_with_less_state_is_advised_where_there_is_one() -> None:
+    assert "this one keeps 3 copies" in advice(TOO_LARGE, copies=3.0)  # such as adam's moments and an average
+    assert "less state" not in advice(TOO_LARGE, copies=1.2)
 
 
 def test_larger_chips_are_those_that_are() -> None:

@@ -43,7 +43,7 @@ type = "double"
 min = 1e-4
 max = 1e-1
 scale = "log"
-[parameters.warmup_steps]
+[parameters.learning_rate_batch_size]
 type = "integer"
 min = 10
 max = 100
@@ -190,7 +190,7 @@ def test_trials_get_their_parameters_only_from_the_study():
                 "scaleType": "UNIT_LOG_SCALE",
             },
             {
-                "parameterId": "warmup_steps",
+                "parameterId": "learning_rate_batch_size",
                 "integerValueSpec": {"minValue": 10, "maxValue": 100},
                 "scaleType": "UNIT_LINEAR_SCALE",
             },
@@ -204,7 +204,8 @@ def test_trials_get_their_parameters_only_from_the_study():
     container = tuning["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     # Vertex AI appends --learning_rate=... to args: they are flags only, and none of those.
     values = flags.parse(["main", *container["args"]]).values
-    assert values.keys().isdisjoint({"learning_rate", "warmup_steps", "optimizer", "global_batch_size", "model_dir"})
+    assert values.keys().isdisjoint({"learning_rate", "learning_rate_batch_size", "optimizer", "global_batch_size"})
+    assert "model_dir" not in values
     assert values["model_options"] == {"units": [64, 32]}
 
 

@@ -15,9 +15,9 @@ type="double"
 min=1e-4
 max=1e-1
 scale="log"
-[parameters.warmup_steps]
+[parameters.learning_rate_batch_size]
 type="integer"
-min=0
+min=1
 max=100
 [parameters.optimizer]
 type="categorical"
@@ -54,7 +54,7 @@ def test_study_is_read(tmp_path):
     )
     assert read.parameters == (
         study.Parameter("learning_rate", "double", min=1e-4, max=1e-1, scale="log"),
-        study.Parameter("warmup_steps", "integer", min=0, max=100),
+        study.Parameter("learning_rate_batch_size", "integer", min=1, max=100),
         study.Parameter("optimizer", "categorical", values=("sgd", "adamw")),
         study.Parameter("global_batch_size", "discrete", values=(32, 64)),
         study.Parameter("model_options.dropout", "discrete", values=(0, 0.5)),
@@ -113,7 +113,7 @@ scale="log"
         (HEAD + '[parameters.seed]\ntype="discrete"\nvalues=[1]\nscale="log"', "unknown key 'scale' of type discrete"),
         (HEAD + '[parameters.model_options]\ntype="discrete"\nvalues=[1]', "model_options.NAME"),
         (
-            HEAD + 'algorithm="grid"\n[parameters.momentum]\ntype="double"\nmin=0\nmax=0.9',
+            HEAD + 'algorithm="grid"\n[parameters.decay_power]\ntype="double"\nmin=1\nmax=2',
             "a grid has no place for type double",
         ),
     ],
@@ -130,11 +130,16 @@ def test_study_that_makes_no_sense(tmp_path, text, told):
             "learning_rate=0 would be refused",
         ),
         (
-            '[parameters.warmup_steps]\ntype="double"\nmin=0\nmax=1.5',
+            '[parameters.learning_rate_batch_size]\ntype="double"\nmin=1\nmax=1.5',
             "takes a whole number. Received: 1.5",
         ),
-        ('[parameters.optimizer]\ntype="categorical"\nvalues=["sgd", "adam"]', "did you mean 'adamw'"),
-        ('[parameters.momentum]\ntype="double"\nmin=0.5\nmax=0.8', "momentum has no effect on adamw"),
+        ('[parameters.optimizer]\ntype="categorical"\nvalues=["sgd", "adem"]', "did you mean 'adam'"),
+        (
+            '[parameters."optimizer_options.momentum"]\ntype="double"\nmin=0.5\nmax=0.8',
+            "adamw has no option 'momentum'",
+        ),
+        ('[parameters.optimizer_options]\ntype="discrete"\nvalues=[1]', "optimizer_options.NAME"),
+        ('[parameters.warmup]\ntype="discrete"\nvalues=[5]', "warmup takes a text. Received: 5"),
     ],
 )
 def test_trials_that_the_trainer_would_refuse(tmp_path, parameter, told):
@@ -142,8 +147,8 @@ def test_trials_that_the_trainer_would_refuse(tmp_path, parameter, told):
 
 
 def test_a_pair_that_the_trainer_would_refuse(tmp_path):
-    momentum = '[parameters.momentum]\ntype="discrete"\nvalues=[0.9, 0.95]\n'  # 0.9 is the default, which adamw ignores
+    momentum = '[parameters."optimizer_options.momentum"]\ntype="discrete"\nvalues=[0.9, 0.95]\n'
     optimizer = '[parameters.optimizer]\ntype="categorical"\nvalues=["sgd"{}]\n'
     load(tmp_path, HEAD + momentum + optimizer.format(""))  # the run's own optimizer, adamw, is in no trial
     told = refusal(tmp_path, HEAD + momentum + optimizer.format(', "adamw"'))
-    assert "momentum=0.95 and optimizer='adamw' would be refused: momentum has no effect on adamw" in told
+    assert "optimizer='adamw' would be refused: optimizer_options: adamw has no option 'momentum'" in told

@@ -197,8 +197,9 @@ def _inputs(config: Config) -> tuple[Config, Any]:
     from trainer import inputs
 
     # The size depends on none of these, and other checks judge them.
+    trains = dataclasses.replace(config, mode="train_and_eval", tpu=None, tpu_zone=None, tpu_project=None)
     trains = dataclasses.replace(
-        config, mode="train_and_eval", tpu=None, tpu_zone=None, tpu_project=None, replicas=None, warmup_steps=0
+        trains, replicas=None, schedule="constant", warmup=None, decay_at=None, decay_every=None
     )
     untouched = quarantine.Prepared({}, [], "")
     if catalog.is_synthetic(config.dataset):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer import cluster, console, export, inputs, run_dir
+from trainer import cluster, console, export, inputs, internals, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
@@ -88,6 +88,7 @@ def preflight(
     findings: dict[str, report.Finding] = {}
     remarks: list[tuple[str, str]] = []
     others: dict[str, str] = {}
+    copies = 0.0
     for num_replicas in dict.fromkeys(target.num_replicas for target in wanted):
         of_size = [target for target in wanted if target.num_replicas == num_replicas]
         steps = _steps(config, assemble, num_replicas)
@@ -98,9 +99,10 @@ def preflight(
         if not others:
             _log.info("%s", console.table(_about(steps.run)))
             remarks, others = _remarks(steps), _other_programs(steps)
+            copies = _optimizer_copies(steps.run.replicated.model)
         findings |= {target.name: examiner.examine(steps, target) for target in of_size}
     in_order = [findings[target.name] for target in wanted]
-    _tell(config, folder, in_order, remarks, others)
+    _tell(config, folder, in_order, remarks, others, optimizer_copies=copies)
     failed = [f"{finding.slice.name}: {report.problem(finding)}" for finding in in_order if not finding.fits]
     if not named and len(failed) < len(in_order):  # of a survey: some slice will do
         failed = []
@@ -203,6 +205,13 @@ def _about(run: Assembly) -> list[tuple[str, str]]:
     ]
 
 
+def _optimizer_copies(model: keras.Model) -> float:
+    """How many times the size of the trained weights optimizers keep."""
+    kept = [variable for optimizer in internals.optimizers(model) for variable in optimizer.variables]
+    sizes = [sum(int(tf.size(variable.value)) for variable in held) for held in (kept, model.trainable_variables)]
+    return sizes[0] / max(1, sizes[1])
+
+
 def _remarks(steps: Steps) -> list[tuple[str, str]]:
     """What the lint has to say of the model."""
     run = steps.run
@@ -239,6 +248,8 @@ def _tell(
     findings: Sequence[report.Finding],
     remarks: Sequence[tuple[str, str]],
     others: Mapping[str, str],
+    *,
+    optimizer_copies: float,
 ) -> None:
     """Tables on the console, and `preflight.json`."""
     measured = folder.read(run_dir.INPUT_PROFILE)
@@ -249,7 +260,7 @@ def _tell(
     ]
     notes += report.about_input(findings, pipeline)
     if too_large := [f for f in findings if isinstance(f.outcome, compilation.Refusal) and f.outcome.kind == "oom"]:
-        remedies = report.remedies(too_large, precision=config.precision, optimizer=config.optimizer)
+        remedies = report.remedies(too_large, precision=config.precision, optimizer_copies=optimizer_copies)
         notes.append(("memory", remedies))
     if any(finding.fits for finding in findings):
         notes += [("note", text) for text in report.NOT_COVERED]

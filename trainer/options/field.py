@@ -40,3 +40,8 @@ def option(
     if isinstance(default, Mapping):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def default(field: dataclasses.Field) -> Any:
+    """What the option is where nobody says anything."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -24,12 +24,17 @@ class TrainingOptions:
         group="training",
         changes_numbers=False,
     )
-    train_steps: int | None = option(None, "steps to train; or give train_epochs", group="training", minimum=1)
+    train_steps: int | None = option(
+        None, "steps to train; or give train_epochs or train_examples", group="training", minimum=1
+    )
     train_epochs: float | None = option(
         None,
-        "epochs to train, rounded up to whole steps; default 10 where train_steps is not given",
+        "epochs to train, rounded up to whole steps; default 10 where nothing else says when to stop",
         group="training",
         above=0,
+    )
+    train_examples: float | None = option(
+        None, "examples to train on, 1e8, rounded up to whole steps", group="training", above=0
     )
     eval_every_steps: int | None = option(
         None, "steps between evaluations; default: one epoch", group="training", minimum=1, changes_numbers=False

@@ -175,8 +175,14 @@ def about_input(findings: Sequence[Finding], measured: float | None) -> list[tup
     return [("input", f"{text}, as much as any of these slices can take of a host")]
 
 
-def remedies(too_large: Sequence[Finding], *, precision: str, optimizer: str) -> str:
-    """What to change where no batch fits, or too small a one."""
+def remedies(too_large: Sequence[Finding], *, precision: str, optimizer_copies: float) -> str:
+    """What to change where no batch fits, or too small a one.
+
+    Args:
+        too_large: what does not fit.
+        precision: of the run.
+        optimizer_copies: how many times the size of the weights its optimizer keeps, averages of weights included.
+    """
     largest = max(finding.slice.chip.hbm_bytes for finding in too_large)
     larger = [chip.name for chip in CHIPS.values() if chip.tensorflow and chip.hbm_bytes > largest]
     changes = [f"a slice whose cores have more HBM ({', '.join(larger)})"] if larger else []
@@ -188,8 +194,11 @@ def remedies(too_large: Sequence[Finding], *, precision: str, optimizer: str) ->
             "recomputing activations instead of keeping them (keras.remat(function)(x) in the call of a layer)",
             "a slice with more cores, each with a smaller share of the batch",
         ]
-    if optimizer == "adamw":
-        changes.append("an optimizer with less state (sgd keeps one copy of the weights, adamw two)")
+    if round(optimizer_copies) > 1:
+        changes.append(
+            f"an optimizer with less state (this one keeps {round(optimizer_copies)} copies of the weights, a moving "
+            "average of them included; sgd, lars and lion keep one)"
+        )
     return "to need less memory: " + "; ".join(changes)
 
 

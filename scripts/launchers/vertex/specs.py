@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.launchers.job import Job
-from scripts.launchers.study import MODEL_OPTION, Parameter, Study
+from scripts.launchers.study import Parameter, Study
 from scripts.launchers.vertex.machines import Machine
 from trainer import config as config_lib
 
@@ -64,9 +64,8 @@ def body(job: Job, options: argparse.Namespace, content: Spec) -> Spec:
 def without(job: Job, names: Sequence[str]) -> Job:
     """The job without the options that its trials are given, `model_options.NAME` among them."""
     values = {name: value for name, value in job.values.items() if name not in names}
-    if "model_options" in values:
-        options = values["model_options"]
-        values["model_options"] = {name: options[name] for name in options if MODEL_OPTION + name not in names}
+    for table in values.keys() & set(config_lib.TABLES):
+        values[table] = {key: entry for key, entry in values[table].items() if f"{table}.{key}" not in names}
     return dataclasses.replace(job, values=values)
 
 
@@ -135,7 +134,7 @@ def _domain(parameter: Parameter) -> Mapping[str, Any]:
     # DISCRETE values are doubles in the API, and trials have been seen to get 64 as "64.0"
     # (github.com/kuds/mesozoic-labs/pull/197): the trainer's options take that for a whole number, a model's may not. A
     # category arrives as the text that it is.
-    whole_of_model = parameter.name.startswith(MODEL_OPTION) and all(isinstance(n, int) for n in parameter.values)
-    if parameter.type == "discrete" and not whole_of_model:
+    _, of_table = config_lib.split(parameter.name)
+    if parameter.type == "discrete" and not (of_table and all(isinstance(n, int) for n in parameter.values)):
         return {"discreteValueSpec": {"values": [float(value) for value in parameter.values]}}
     return {"categoricalValueSpec": {"values": [config_lib.to_flag(value) for value in parameter.values]}}

@@ -1,7 +1,7 @@
 """Optimizers and schedules. Keras' own, with what every run wants set once; ours where Keras has none."""
 
-import fnmatch
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
@@ -72,13 +72,17 @@ def _leave_out(optimizer: keras.optimizers.Optimizer, no_decay: Sequence[str]) -
     build = optimizer.build
 
     def build_leaving_out(variables: Sequence[keras.Variable]) -> None:
-        names = {pattern: fnmatch.filter([v.path for v in variables], pattern) for pattern in no_decay}
-        unused = [pattern for pattern in no_decay if not names[pattern] and pattern not in patterns(NO_DECAY)]
+        fitting = {pattern: [v for v in variables if _fits(v.path, pattern)] for pattern in no_decay}
+        unused = [pattern for pattern in no_decay if not fitting[pattern] and pattern not in patterns(NO_DECAY)]
         if unused:
             listed = "".join(f"\n  {variable.path}" for variable in variables)
             raise ConfigError(f"no_decay fits no variable. Received: {', '.join(unused)}. Variables are:{listed}")
-        left_out = {name for found in names.values() for name in found}
-        optimizer.exclude_from_weight_decay(var_list=[v for v in variables if v.path in left_out])
+        optimizer.exclude_from_weight_decay(var_list=[v for found in fitting.values() for v in found])
         build(variables)
 
     optimizer.build = build_leaving_out
+
+
+def _fits(path: str, pattern: str) -> bool:
+    """As of `init_fresh`: with or without the `model/` that begins the name in a checkpoint."""
+    return fnmatchcase(path, pattern) or fnmatchcase(f"model/{path}", pattern)

@@ -5,6 +5,7 @@ norm and step are those of other numbers than in the paper, and which scales bia
 weight decay is neither decayed nor scaled here, as in the code that the results of both papers come from.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,8 +106,9 @@ class Lamb(_Layerwise):
         count = ops.cast(self.iterations + 1, variable.dtype)
         self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
         self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
-        mean = momentum / (1 - ops.power(self.beta_1, count))
-        deviation = ops.sqrt(velocity / (1 - ops.power(self.beta_2, count)))
+        # 1 - beta^count; in float32 the difference would have four digits of beta_2 = 0.999.
+        mean = momentum / -ops.expm1(count * math.log(self.beta_1))
+        deviation = ops.sqrt(velocity / -ops.expm1(count * math.log(self.beta_2)))
         step = mean / (deviation + self.epsilon)
         if internals.is_decayed(self, variable):
             step = step + self.decay * variable

@@ -70,7 +70,7 @@ SCHEDULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = types.Mapping
 
 # Shrinking a bias or the scale of a norm towards zero is not regularisation (He et al. 2019, arXiv:1812.01187).
 # Positions and the class token of a transformer are offsets too, and usually left out; embeddings of tokens are not.
-NO_DECAY = "*bias, *gamma, *beta, *scale, *position_embedding, *position_embedding/embeddings, *class_token"
+NO_DECAY = "*bias, *gamma, *beta, *scale, */position_embedding, */position_embedding/embeddings, */class_token"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,8 @@ class OptimizerOptions:
     )
     no_decay: str = option(
         NO_DECAY,
-        "variables that weight_decay leaves out, and lamb and lars do not scale: patterns of names with commas between",
+        "variables that weight_decay leaves out and lamb and lars do not scale: patterns of names with commas between, "
+        "as of init_fresh",
         group="optimizer",
     )
     clipnorm: float | None = option(None, "clip each gradient to this norm", group="optimizer", above=0)

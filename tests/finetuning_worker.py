@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from trainer import finetuning, optimizers, replicated
+from trainer import finetuning, optimizers, plan, replicated
 from trainer.config import Config
 
 MOST_REPLICAS = 3
 GLOBAL_BATCH, STEPS = 48, 12
 ADAMW = {"learning_rate": 0.01, "weight_decay": 0.1, "global_clipnorm": 0.5}
-SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1, "warmup_steps": 3}
+SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1, "warmup": "3 steps"}
 CASES: dict[str, dict[str, Any]] = {
     "frozen": ADAMW | {"freeze": "stem*, block_0*"},
     "factors": ADAMW | {"freeze": "stem_*", "learning_rate_factors": "logits/*=10, block_*=0.1, *=0"},
@@ -44,13 +44,14 @@ def make(config: Config, strategy: tf.distribute.Strategy) -> replicated.Replica
     keras.config.set_dtype_policy(config.precision)
     share = GLOBAL_BATCH // strategy.num_replicas_in_sync
     inputs, labels = keras.KerasTensor((share, 8, 8)), keras.KerasTensor((share,), dtype="int32")
+    planned = plan.resolve(config, num_replicas=1, num_train_examples=0, num_eval_examples=0)
     with strategy.scope():
         model = network()
         for weight in model.get_layer("stem_norm").weights:  # as of a run before
             weight.assign(weight + 0.1)
         finetuning.freeze(model, config, inputs)
         model.compile(
-            optimizer=optimizers.build(config, STEPS),
+            optimizer=optimizers.build(config, planned.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=False,
         )
@@ -76,7 +77,7 @@ def train(options: dict[str, Any], replicas: int, devices: list[str], *, stop: b
     # Collectives of two numbers of replicas do not go together in one process.
     reduction = tf.distribute.ReductionToOneDevice()
     strategy = tf.distribute.MirroredStrategy(devices[:replicas], cross_device_ops=reduction)
-    config = Config(**options)
+    config = Config(**options, train_steps=STEPS, global_batch_size=GLOBAL_BATCH)
     trained = make(config, strategy)
     begun = trained.state()
     if stop:

@@ -1,8 +1,8 @@
 """Trains a small model by each optimizer on one and on two virtual replicas, for tests to compare.
 
 `python -m tests.optimizers_worker OUT.npz NAME ...` stores, as `<optimizer>/<replicas>/<which>/<array>`, the state
-after all steps, again after going on from that of a step before, and for one optimizer after each of more steps. Clipping,
-weight decay and averages are on.
+after all steps, again after going on from that of a step before, and for one optimizer after each of more steps.
+Clipping, weight decay and averages are on.
 """
 
 import sys

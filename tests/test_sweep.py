@@ -229,7 +229,7 @@ def test_it_takes_the_flags_of_a_run_and_disturbs_none(trainer: Trainer, tmp_pat
     small = ["--model=mlp", "--model_options=units=[16]", "--global_batch_size=32"]
     trainer.run(f"--model_dir={tmp_path}", *small, "--train_steps=200", "--learning_rate=0.02", "--mode=train")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    sweeps = ["--mode=sweep_lr", "--sweep_steps=60", "--sweep_from=1e-5", "--warmup_steps=10", "--seed=7"]
+    sweeps = ["--mode=sweep_lr", "--sweep_steps=60", "--sweep_from=1e-5", "--warmup=10 steps", "--seed=7"]
     one = trainer.run(f"--model_dir={tmp_path}", *small, *sweeps)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == ONLY_FILES

@@ -20,9 +20,9 @@ from trainer import rules
 from trainer.errors import ConfigError
 from trainer.options import FIELDS, TPU_OF_THIS_ENVIRONMENT, Config
 from trainer.options.field import default
-from trainer.rules import nearest, patterns, profile_range
+from trainer.rules import nearest, profile_range
 
-__all__ = ["FIELDS", "TPU_OF_THIS_ENVIRONMENT", "Config", "nearest", "patterns", "profile_range"]
+__all__ = ["FIELDS", "TPU_OF_THIS_ENVIRONMENT", "Config", "nearest", "profile_range"]
 
 _TYPES = typing.get_type_hints(Config)
 _WHOLE = re.compile(r"-?[0-9]+\.0+")  # how Vertex AI writes a discrete parameter

@@ -81,27 +81,7 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
         ConfigError: the global batch does not divide by the replicas; names the nearest sizes that do. Or a warm-up
             or a decay is not within the training.
     """
-    batch = config.global_batch_size
-    if batch % num_replicas:
-        lower = batch // num_replicas * num_replicas
-        sizes = " or ".join(str(size) for size in (lower, lower + num_replicas) if size)
-        raise ConfigError(
-            f"global_batch_size must divide by the {num_replicas} replicas. Received: {batch}. Nearest sizes: {sizes}"
-        )
-    share = batch // num_replicas
-    if share % config.microbatches:
-        raise ConfigError(
-            f"microbatches must divide a replica's share of the batch, {share} examples ({batch} over {num_replicas} "
-            f"replicas). Received: {config.microbatches}"
-        )
-    if (config.mixup or config.cutmix) and share % 2:
-        pairs = 2 * num_replicas
-        lower = batch // pairs * pairs
-        sizes = " or ".join(str(size) for size in (lower, lower + pairs) if size)
-        raise ConfigError(
-            "mixup and cutmix mix pairs of examples, so each replica must have an even number of them. Received: "
-            f"global_batch_size={batch}, {share} on each of {num_replicas}. Nearest sizes: {sizes}"
-        )
+    batch, share = config.global_batch_size, _share(config, num_replicas)
     steps_per_epoch = num_train_examples / batch
     train_steps = _train_steps(config, steps_per_epoch)
     learning_rate = _learning_rate(config, train_steps, steps_per_epoch)
@@ -122,6 +102,34 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
         profile_steps=profile_range(config.profile_steps) if config.profile_steps else None,
         learning_rate=learning_rate,
     )
+
+
+def _share(config: Config, num_replicas: int) -> int:
+    """Of a replica, in examples."""
+    batch = config.global_batch_size
+    if batch % num_replicas:
+        sizes = _nearest_sizes(batch, num_replicas)
+        raise ConfigError(
+            f"global_batch_size must divide by the {num_replicas} replicas. Received: {batch}. Nearest sizes: {sizes}"
+        )
+    share = batch // num_replicas
+    if share % config.microbatches:
+        raise ConfigError(
+            f"microbatches must divide a replica's share of the batch, {share} examples ({batch} over {num_replicas} "
+            f"replicas). Received: {config.microbatches}"
+        )
+    if (config.mixup or config.cutmix) and share % 2:
+        sizes = _nearest_sizes(batch, 2 * num_replicas)
+        raise ConfigError(
+            "mixup and cutmix mix pairs of examples, so each replica must have an even number of them. Received: "
+            f"global_batch_size={batch}, {share} on each of {num_replicas}. Nearest sizes: {sizes}"
+        )
+    return share
+
+
+def _nearest_sizes(batch: int, divisor: int) -> str:
+    lower = batch // divisor * divisor
+    return " or ".join(str(size) for size in (lower, lower + divisor) if size)
 
 
 def _train_steps(config: Config, steps_per_epoch: float) -> int:

@@ -45,11 +45,6 @@ def profile_range(text: str) -> tuple[int, int]:
     raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
 
 
-def patterns(text: str) -> list[str]:
-    """The globs of an option that lists several with commas between."""
-    return [pattern.strip() for pattern in text.split(",") if pattern.strip()]
-
-
 def built_in_models() -> list[str]:
     """Names of the model files, found without importing them."""
     return sorted(p.stem for p in BUILT_IN_MODELS.glob("*.py") if not p.stem.startswith(("_", "applications")))

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from trainer.config import Config, patterns
+from trainer import patterns
+from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.optimizers.layerwise import Lamb, Lars
 from trainer.optimizers.schedules import Schedule
@@ -60,7 +61,7 @@ def build(config: Config, learning_rate: LearningRate) -> keras.optimizers.Optim
         optimizer.weight_decay = None  # AdamW insists on a number, and would multiply every weight by 1
     if config.optimizer == "muon":
         optimizer.adam_weight_decay = optimizer.weight_decay  # of the variables that it leaves to Adam
-    _leave_out(optimizer, patterns(config.no_decay))
+    _leave_out(optimizer, patterns.split(config.no_decay))
     return optimizer
 
 
@@ -73,7 +74,7 @@ def _leave_out(optimizer: keras.optimizers.Optimizer, no_decay: Sequence[str]) -
 
     def build_leaving_out(variables: Sequence[keras.Variable]) -> None:
         fitting = {pattern: [v for v in variables if _fits(v.path, pattern)] for pattern in no_decay}
-        unused = [pattern for pattern in no_decay if not fitting[pattern] and pattern not in patterns(NO_DECAY)]
+        unused = [pattern for pattern in no_decay if not fitting[pattern] and pattern not in patterns.split(NO_DECAY)]
         if unused:
             listed = "".join(f"\n  {variable.path}" for variable in variables)
             raise ConfigError(f"no_decay fits no variable. Received: {', '.join(unused)}. Variables are:{listed}")

@@ -15,8 +15,8 @@ import tensorflow as tf
 from data.spec import Array, Spec
 from tests import optimizers_worker
 from tests.conftest import GUARD_SECS, ROOT, clean_environ
-from trainer import models, optimizers
-from trainer.config import FIELDS, Config, patterns
+from trainer import models, optimizers, patterns
+from trainer.config import FIELDS, Config
 from trainer.errors import ConfigError
 from trainer.optimizers.layerwise import Lamb, Lars
 from trainer.optimizers.schedules import Schedule
@@ -174,7 +174,7 @@ def test_a_pattern_that_fits_nothing_is_refused_but_for_the_default_ones() -> No
         ConfigError, match=r"no_decay fits no variable. Received: out/kernal. Variables are:\n .*out/ker"
     ):
         misspelt.build(model.trainable_variables)
-    assert len(patterns(NO_DECAY)) == 7
+    assert len(patterns.split(NO_DECAY)) == 7
 
 
 # --- optimizers for large batches, against NumPy ---

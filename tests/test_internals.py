@@ -36,6 +36,7 @@ def test_compiled_model_has_its_loss_tracker() -> None:
     model.compile("sgd", "mse")
     assert isinstance(model._loss_tracker, keras.metrics.Mean)
     assert hasattr(model.layers[0], "_non_trainable_variables")
+    assert hasattr(model.layers[0], "_trainable_variables")
     assert hasattr(model.layers[0], "_seed_generators")
     assert isinstance(model.layers[0]._call_has_training_arg, bool)
     assert hasattr(model.optimizer, "_trainable_variables")

@@ -15,7 +15,8 @@ import tensorflow as tf
 from trainer import internals
 
 # Entries of the state, one vector so that a step reads and writes it once.
-_HALTED, _STEPS, _NORM_SUM, _NORM_COUNT = range(4)
+_HALTED, _STEPS, _NORM_SUM, _NORM_COUNT, _OVERFLOWS = range(5)
+_NOTHING = (0.0,) * 5
 
 
 class FiniteCheck:
@@ -31,7 +32,7 @@ class FiniteCheck:
         self._guarded = list(guarded)
         # Each replica writes its own copy, all the same. float32: every device has it, and steps of a call are few.
         self._state = tf.Variable(
-            tf.zeros([4], tf.float32),
+            tf.constant(_NOTHING),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -41,13 +42,13 @@ class FiniteCheck:
 
     @property
     def state(self) -> tf.Variable:
-        """[4] float32; a checkpoint has to hold it, so that the mean goes on where it was."""
+        """[5] float32; a checkpoint has to hold it, so that the mean goes on where it was."""
         return self._state
 
     def end_of_call(self) -> tf.Tensor:
         """Which step of the call that ends failed, float32; -1 where none did. In cross-replica context."""
         state = self._state.read_value()
-        self._state.assign(state * [0.0, 0.0, 1.0, 1.0])
+        self._state.assign(state * [0.0, 0.0, 1.0, 1.0, 1.0])
         return tf.where(state[_HALTED] > 0, state[_STEPS], -1.0)
 
     def gradient_norm(self) -> tf.Tensor:
@@ -55,9 +56,14 @@ class FiniteCheck:
         state = self._state.read_value()
         return state[_NORM_SUM] / state[_NORM_COUNT]
 
+    def overflow(self) -> tf.Tensor:
+        """Share of steps since the last reset whose scaled gradients were not finite; NaN where there was no step."""
+        state = self._state.read_value()
+        return state[_OVERFLOWS] / (state[_NORM_COUNT] + state[_OVERFLOWS])
+
     def reset(self) -> None:
         """Starts the mean of the gradient norm anew."""
-        self._state.assign(tf.zeros([4], tf.float32))
+        self._state.assign(_NOTHING)
 
     def undone_unless_finite(self, step: Callable[[], None]) -> None:
         """Runs a step on a replica; what it did to the guarded state is taken back if it failed."""
@@ -85,10 +91,10 @@ class FiniteCheck:
             fails = (failed > 0.0) | (~counts & (scale <= 1.0))
             state = self._state.read_value()
             goes_on = ~fails & (state[_HALTED] == 0.0)
-            changes = [~goes_on, goes_on, goes_on & counts]
-            halted, steps, count = tf.unstack(tf.cast(tf.stack(changes), tf.float32))
-            normed = tf.where(changes[-1], norm, 0.0)
-            self._state.assign(state + tf.stack([halted, steps, normed, count]))
+            changes = [~goes_on, goes_on, goes_on & counts, goes_on & ~counts]
+            halted, steps, count, overflow = tf.unstack(tf.cast(tf.stack(changes), tf.float32))
+            normed = tf.where(goes_on & counts, norm, 0.0)
+            self._state.assign(state + tf.stack([halted, steps, normed, count, overflow]))
             remaining = iter(means)
             averaged = [None if g is None else next(remaining) for g in gradients]
             internals.run_if(goes_on, apply, averaged)

@@ -199,6 +199,17 @@ def scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     return tf.constant(1.0) if dynamic is None else tf.convert_to_tensor(dynamic.value)
 
 
+def scales(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether it scales the loss, as mixed float16 wants it."""
+    return hasattr(optimizer, "dynamic_scale")
+
+
+def half_precision(model: keras.Model) -> list[tuple[keras.Variable, str]]:
+    """Trainable variables of layers that compute in float16 or bfloat16, each with that dtype."""
+    found = [(v, layer.compute_dtype) for layer in layers(model) for v in layer._trainable_variables]
+    return [(variable, dtype) for variable, dtype in found if dtype in ("float16", "bfloat16")]
+
+
 def loss_total(model: keras.Model) -> keras.Variable | None:
     """Sum of the losses of all steps since the last reset, which Keras' own `train_step` adds to."""
     tracker = getattr(model, "_loss_tracker", None)

@@ -32,6 +32,7 @@ from trainer import internals, refusals
 from trainer.errors import ConfigError
 from trainer.finite import FiniteCheck
 from trainer.functional import FunctionalTrainStep
+from trainer.precision import GradientFit
 from trainer.remat import rematerialise
 
 # A loop is (begin, end): the steps begin..end-1 run in one call.
@@ -101,6 +102,7 @@ class Replicated:
             self._state = internals.float_state(model)
             self._finite = FiniteCheck(model, [*internals.step_state(model), *model.metrics_variables])
             rematerialise(model, remat)
+            self._fit = GradientFit(model)
         # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
         self._returned: Any = None
         self._train_step = self._pick_train_step(xla, microbatches)
@@ -171,6 +173,7 @@ class Replicated:
                 "waited": waited,
                 "halted_at": self._finite.end_of_call(),
                 "gradient_norm": self._finite.gradient_norm(),
+                "precision": self._fit.values(self._finite.overflow()),
             }
 
         return loop
@@ -192,8 +195,10 @@ class Replicated:
                 "model keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
                 "name, update it in train_step and return its result()"
             )
-        if np.isfinite(norm):
-            logs.setdefault(GRADIENT_NORM, norm)
+        gradients = {GRADIENT_NORM: norm} | {name: float(value) for name, value in out["precision"].items()}
+        for name, value in gradients.items():
+            if np.isfinite(value):
+                logs.setdefault(name, value)
         # The clock of the machine may be set while a loop runs.
         return Trained(logs, max(0.0, float(out["waited"])), None if halted_at < 0 else halted_at)
 
@@ -235,6 +240,7 @@ class Replicated:
         self.model.reset_metrics()
         with self.strategy.scope():
             self._finite.reset()
+            self._fit.reset()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -340,7 +346,8 @@ class Replicated:
                 if name in named and named[name] is not variable.value:
                     name = f"{name}#{len(named)}"
                 named[name] = variable.value
-        return named | {f"{METRICS}{GRADIENT_NORM}": self._finite.state}
+        counts = {GRADIENT_NORM: self._finite.state} | self._fit.state
+        return named | {f"{METRICS}{name}": variable for name, variable in counts.items()}
 
     def check_integer_state(self) -> None:
         """Counters cannot be averaged, so they have to agree already; better an error than replica 0's view of it."""

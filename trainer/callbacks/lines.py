@@ -11,6 +11,9 @@ INTERVAL_SECS = 2.0
 _FORMATS = {
     "train/learning_rate": "lr {:.1e}",
     "train/gradient_norm": "grad {:.3g}",
+    "train/gradient_underflow": "underflow {:.1%}",
+    "train/gradient_overflow": "overflow {:.1%}",
+    "train/loss_scale": "scale {:,.0f}",
     "train/examples_per_sec": "{:,.0f} examples/s",
     "train/step_ms": "{:,.1f} ms/step",
     "train/input_wait_ms": "input {:,.1f} ms",

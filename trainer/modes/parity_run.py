@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import comparison, internals, parity
+from trainer import comparison, internals, parity, precision
 from trainer.assembly import Assembly
 from trainer.errors import ConfigError
 from trainer.replicated import GRADIENT_NORM, MODEL, Replicated
@@ -19,6 +19,10 @@ from trainer.replicated import GRADIENT_NORM, MODEL, Replicated
 _REAL_EXAMPLES = 1
 
 Share = tuple[Any, tf.Tensor]  # (x, y)
+
+
+# Of gradients, which are compared themselves; those of precision are of each replica's own share.
+_NOT_COMPARED = (GRADIENT_NORM, *precision.NAMES)
 
 
 @dataclasses.dataclass
@@ -79,7 +83,7 @@ class ParityRun:
         arrays = {name.removeprefix(MODEL): array for name, array in self.weights().items()}
         trainable = {variable.path for variable in self._trained.model.trainable_variables}
         return comparison.Snapshot(
-            {name: value for name, value in trained.logs.items() if name != GRADIENT_NORM},
+            {name: value for name, value in trained.logs.items() if name not in _NOT_COMPARED},
             self._gradients.read(),
             {name: array for name, array in arrays.items() if name.partition("#")[0] in trainable},
             {name: array for name, array in arrays.items() if name.partition("#")[0] not in trainable},

@@ -29,6 +29,7 @@ from trainer.callbacks.metrics import MetricsFile
 from trainer.callbacks.profile import Profile
 from trainer.callbacks.records import Records, Sink
 from trainer.callbacks.slow_input import SlowInput
+from trainer.callbacks.underflow import Underflow
 from trainer.checkpoints import store
 from trainer.config import FIELDS
 from trainer.errors import EXIT_OK, ConfigError
@@ -202,8 +203,8 @@ class Train:
         if not self.run.devices.is_chief:
             return [timer, records]
 
-        def tell(message: str, step: int) -> None:
-            self.watched.alerts.send("slow_input", message, step=step)
+        def tell(event: str, message: str, step: int) -> None:
+            self.watched.alerts.send(event, message, step=step)
 
         profile = Profile(
             self.run.folder.tensorboard_dir,
@@ -211,7 +212,8 @@ class Train:
             requested=self.stops.take_profile_request,
             start_step=start_step,
         )
-        callbacks = [timer, records, profile, SlowInput(tell)]
+        trouble = [SlowInput(functools.partial(tell, "slow_input")), Underflow(functools.partial(tell, "underflow"))]
+        callbacks = [timer, records, profile, *trouble]
         return [*callbacks, hypertune.Hypertune()] if hypertune.is_wanted() else callbacks
 
     def _examine(self, step: int) -> str:

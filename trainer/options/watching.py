@@ -52,7 +52,8 @@ class WatchingOptions:
     )
     alert_url: str | None = option(
         None,
-        "where alerts are sent, as a JSON POST: stall, nonfinite, preempted, slow input, failing saves, finished",
+        "where alerts are sent, as a JSON POST: stall, nonfinite, preempted, slow input, underflow, failing saves, "
+        "finished",
         group="watching",
         changes_numbers=False,
         secret=True,

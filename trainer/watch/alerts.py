@@ -62,7 +62,7 @@ class Alerts:
         """Logs and delivers one alert.
 
         Args:
-          event: one word for machines: stall, nonfinite, preempted, slow_input, failing_saves, finished.
+          event: one word for machines: stall, nonfinite, preempted, slow_input, underflow, failing_saves, finished.
           message: one line for people.
           severity: as Cloud Logging names it.
           is_in_log: the message is there already, or will be: it is not said twice.

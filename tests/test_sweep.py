@@ -225,21 +225,20 @@ def test_options_that_make_no_range_are_refused() -> None:
 
 @pytest.mark.slow
 def test_it_takes_the_flags_of_a_run_and_disturbs_none(trainer: Trainer, tmp_path: pathlib.Path) -> None:
-    """From its own weights and, where it is a fine-tuning run, from those it begins with; on one and two replicas."""
-    small = ["--model=mlp", "--model_options=units=[16]", "--global_batch_size=32"]
-    trainer.run(f"--model_dir={tmp_path}", *small, "--train_steps=200", "--learning_rate=0.02", "--mode=train")
+    """On the run's replicas, and from the weights that a fine-tuning run begins with."""
+    flags = [f"--model_dir={tmp_path}", "--model=mlp", "--model_options=units=[16]", "--global_batch_size=32"]
+    trainer.run(*flags, "--train_steps=200", "--learning_rate=0.02", "--mode=train")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    sweeps = ["--mode=sweep_lr", "--sweep_steps=60", "--sweep_from=1e-5", "--warmup=10 steps", "--seed=7"]
-    one = trainer.run(f"--model_dir={tmp_path}", *small, *sweeps)
+    # Flags of a training run that would refuse to go on from this model_dir: nothing is trained, so nothing is refused.
+    tuned = ["--seed=7", "--warmup=10 steps", f"--init_from={tmp_path}", "--replicas=2"]
+    done = trainer.run(*flags, *tuned, "--mode=sweep_lr", "--sweep_steps=60", "--sweep_from=1e-5")
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == ONLY_FILES
     assert {path: after[path] for path in before} == before
     found = json.loads((tmp_path / "sweep_lr.json").read_text())
-    assert 1e-4 < found["suggestion"] < 1e-1
-    assert f"--learning_rate={found['suggestion']:.2g}" in one.stdout
-
-    tuned = [*small, *sweeps, f"--init_from={tmp_path}", "--replicas=2"]
-    trainer.run(f"--model_dir={tmp_path / 'two'}", *tuned)
-    two = json.loads((tmp_path / "two" / "sweep_lr.json").read_text())
-    assert {path.name for path in (tmp_path / "two").iterdir()} == ONLY_FILES
-    assert two["steps"][0]["loss"] < found["steps"][0]["loss"] / 2, "it begins with weights that have learned"
+    assert found["steps"][0]["loss"] < 1, "that of a model which has learned nothing is above 2"
+    assert found["text"] in done.stdout
+    assert found["text"] in (tmp_path / "sweep_lr.svg").read_text()
+    rates = [step["learning_rate"] for step in found["steps"]]
+    assert len(rates) == 60 or found["ended"] != sweep.COMPLETE
+    assert rates[:2] == pytest.approx([1e-5, 1e-5 * 1e6 ** (1 / 59)], rel=1e-4)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from trainer.callbacks import Callback, Loop
 from trainer.precision import UNDERFLOW
 
+# A warning in time: a dense network on digits, its loss scale lowered by hand, passed a half at a scale of 2^-6,
+# learned a little worse at 2^-15 and nothing at 2^-18.
 MANY, FEW = 0.5, 0.25
 
 

@@ -150,4 +150,6 @@ def _report(run: Assembly, found: Sweep) -> None:
 def _use(run: Assembly, suggestion: float) -> str:
     if "optimizer" in run.source.compile_args(run.spec):
         return f"a peak learning rate of {suggestion:.2g} in the optimizer that {run.config.model} brings"
-    return f"--learning_rate={suggestion:.2g}"
+    # The option is what the plan scales to the batch.
+    unscaled = suggestion * run.config.learning_rate / run.plan.learning_rate.peak
+    return f"--learning_rate={unscaled:.2g}"

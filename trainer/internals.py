@@ -265,6 +265,12 @@ def no_autocast() -> contextlib.AbstractContextManager:
     return keras_variables.AutocastScope(None)
 
 
+def autocast_of_now() -> Callable[[], contextlib.AbstractContextManager]:
+    """Makes the scope in which variables give their values as they do now, for code that runs later."""
+    scope = keras_variables.get_autocast_scope()
+    return functools.partial(keras_variables.AutocastScope, scope.dtype if scope else None)
+
+
 def averages(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
     """Weights of which an optimizer keeps a moving average (`use_ema`), each with its average."""
     pairs = []

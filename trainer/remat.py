@@ -45,6 +45,7 @@ def _computed_again(layer: keras.layers.Layer, call: Callable) -> Callable:
         floats = [index for index, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
         variables = layer.trainable_variables
         others = [v for v in layer.variables if not any(v is t for t in variables)]
+        autocast = internals.autocast_of_now()  # in the backward pass no layer is being called
         with internals.no_autocast():
             weights = [tf.convert_to_tensor(v.value) for v in variables]
             state = [tf.convert_to_tensor(v.value) for v in others]
@@ -55,7 +56,7 @@ def _computed_again(layer: keras.layers.Layer, call: Callable) -> Callable:
             for index, tensor in zip(floats, tensors, strict=False):
                 values[index] = tensor
             mapping = [*zip(variables, tensors[len(floats) :], strict=True), *zip(others, state, strict=True)]
-            with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            with keras.StatelessScope(mapping, collect_losses=True) as scope, autocast():
                 inner_args, inner_kwargs = tf.nest.pack_sequence_as((args, kwargs), values)
                 output = call(*inner_args, **inner_kwargs)
                 losses = list(scope.losses)

@@ -3,8 +3,8 @@
 Keras' layer of that name is not used: it draws one operation for all images of a batch, from a state of its own, and
 computes every operation for every image. What the operations do is what Pillow's do, as in the paper, and ranges are
 AutoAugment's (arXiv:1805.09501, table 6); as torchvision has it, each is the stronger the larger the magnitude, and
-those that have two directions take either. Shears and rotations are about the centre, bilinear, grey where the image
-does not reach.
+those that have two directions take either. Shears and rotations are about the centre; moved images take the nearest
+pixel, as torchvision's and the authors' do, which costs a third of bilinear ones, and are grey where it does not reach.
 """
 
 import math
@@ -67,9 +67,9 @@ def _identity(image: tf.Tensor, strength: float, direction: tf.Tensor) -> tf.Ten
 
 
 def _auto_contrast(image: tf.Tensor, strength: float, direction: tf.Tensor) -> tf.Tensor:
-    values = tf.cast(image, tf.float32)
-    low, high = tf.reduce_min(values, axis=(0, 1)), tf.reduce_max(values, axis=(0, 1))  # [C]
-    return _bytes(tf.where(high > low, (values - low) * tf.math.divide_no_nan(float(_WHITE), high - low), values))
+    low, high = (tf.cast(reduce(image, axis=(0, 1)), tf.float32) for reduce in (tf.reduce_min, tf.reduce_max))  # [C]
+    scale = tf.where(high > low, tf.math.divide_no_nan(float(_WHITE), high - low), 1.0)
+    return _bytes(tf.cast(image, tf.float32) * scale - tf.where(high > low, low, 0.0) * scale)
 
 
 def _equalize(image: tf.Tensor, strength: float, direction: tf.Tensor) -> tf.Tensor:
@@ -87,7 +87,7 @@ def _equalize(image: tf.Tensor, strength: float, direction: tf.Tensor) -> tf.Ten
 
 def _solarize(image: tf.Tensor, strength: float, direction: tf.Tensor) -> tf.Tensor:
     threshold = round(_LEVELS * (1.0 - strength))
-    return tf.where(tf.cast(image, tf.int32) < threshold, image, _WHITE - image)
+    return tf.identity(image) if threshold > _WHITE else tf.where(image < threshold, image, _WHITE - image)
 
 
 def _posterize(image: tf.Tensor, strength: float, direction: tf.Tensor) -> tf.Tensor:
@@ -128,7 +128,7 @@ def _enhanced(image: tf.Tensor, without: tf.Tensor, strength: float, direction: 
 def _luma(image: tf.Tensor) -> tf.Tensor:
     """[H, W, C] uint8 to [H, W, 1] float32."""
     values = tf.cast(image, tf.float32)
-    return values if image.shape[-1] == 1 else tf.reduce_sum(values * _LUMA, axis=-1, keepdims=True)
+    return values if image.shape[-1] == 1 else tf.linalg.matmul(values, tf.constant(_LUMA)[:, None])
 
 
 def _bytes(values: tf.Tensor) -> tf.Tensor:
@@ -167,14 +167,14 @@ def _moved(image: tf.Tensor, matrix: list, x: tf.Tensor | float = 0.0, y: tf.Ten
     x += middle_x - xx * middle_x - xy * middle_y
     y += middle_y - yx * middle_x - yy * middle_y
     moved = tf.raw_ops.ImageProjectiveTransformV3(
-        images=tf.cast(image, tf.float32)[None],
+        images=image[None],
         transforms=[tf.stack([xx, xy, x, yx, yy, y, 0.0, 0.0])],
         output_shape=[height, width],
         fill_value=_GREY,
-        interpolation="BILINEAR",
+        interpolation="NEAREST",
         fill_mode="CONSTANT",
     )
-    return _bytes(moved[0])
+    return moved[0]
 
 
 OPERATIONS: dict[str, Operation] = {

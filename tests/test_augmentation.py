@@ -143,6 +143,9 @@ def test_numbers_differ_with_seed_step_purpose_and_pair_and_are_cut_to_rows():
     np.testing.assert_array_equal(of(0, 5, 2, 4), whole[2:6])
     found = np.stack([of(seed, step) for seed in (0, 1) for step in (0, 1, 2)])[..., :7]  # what no pair shares
     assert len(np.unique(found)) == found.size
+    for mixing in (augment.Augmentation(mixup=1.0), augment.Augmentation(cutmix=1.0)):
+        pairs = np.stack([of(seed, step, wanted=mixing)[::2, [0, 2, 3]] for seed in (0, 1) for step in (0, 1, 2)])
+        assert len(np.unique(pairs)) == pairs.size
     # An option that is off changes nothing for those that stay.
     np.testing.assert_array_equal(
         of(0, 5, wanted=dataclasses.replace(everything, random_erasing=0.0))[:, 2:], whole[:, 7:]
@@ -166,6 +169,19 @@ def test_the_loss_and_accuracy_of_shares_agree_with_those_of_classes():
     np.testing.assert_allclose(smooth.sum(axis=1), 1, atol=1e-6)
     smoothed = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)(certain, logits)
     np.testing.assert_allclose(loss(smooth, logits), smoothed, rtol=1e-5)
+
+
+def test_the_device_does_arithmetic_only():
+    """No operation that a TPU is slow at or that would draw numbers, of which none are to be drawn there."""
+    everything = config(flip="both", random_erasing=0.25, mixup=0.2, cutmix=1, label_smoothing=0.1)
+    prepared = augmentation.prepare(everything, SPEC)
+    columns = sum(numbers.columns(augmentation.of(everything)).values())
+    x, y, given = tf.zeros((4, HEIGHT, WIDTH, 3), tf.uint8), tf.zeros(4, tf.int32), tf.zeros((4, columns))
+    step = tf.function(lambda *data: prepared(data), jit_compile=True, autograph=False)
+    program = step.experimental_get_compiler_ir(x, y, given)(stage="hlo")
+    assert " reverse(" in program and " select(" in program
+    for slow in (" gather(", " scatter(", " rng", " custom-call(", " while(", " sort(", " dynamic-slice("):
+        assert slow not in program, slow
 
 
 def test_options_are_those_of_the_data_side():

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from data import errors, pipeline, service
+from data.augment import Augmentation
 from tests.conftest import GUARD_SECS, ROOT, Trainer, clean_environ, metrics_of, state_of
 
 BATCH, STEPS = 8, 12
@@ -119,6 +120,12 @@ def test_batches_are_those_of_reading_here(machines, photos, count, start_step):
     found = served(machines[:count], photos, start_step=start_step)
     assert same(found, batches(photos, start_step=start_step), STEPS)
     assert not same(found, batches(photos, start_step=start_step + 1), 1)
+
+
+def test_images_are_augmented_there_as_they_are_here(machines, photos):
+    how = Augmentation(crop_area=0.1, rand_augment=1, rand_augment_magnitude=9.0, flip="both", mixup=0.2, cutmix=1.0)
+    assert same(served(machines[:2], photos, augmentation=how), batches(photos, augmentation=how), STEPS)
+    assert len(next(iter(batches(photos, augmentation=how)))) == 3, "with the numbers of the device"
 
 
 def test_hosts_and_replicas_share_machines(machines, photos):

@@ -23,6 +23,8 @@ Tensors: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
 _IMAGE_RANK = 3  # [H, W, C]
 _IMAGE_CHANNELS = (1, 3, 4)
+_NO_CLASS = -1
+_BELOW_BOOLEAN = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Field:
     array: shape and dtype on the device.
     resized: an image that the host resizes to `array.shape`.
     cropped: an encoded image of varying size, of which a square becomes `array.shape`.
+    multi_hot: any number of classes, which become 1 where they are given and 0 elsewhere.
     """
 
     key: str
@@ -41,6 +44,7 @@ class Field:
     array: Array
     resized: bool = False
     cropped: bool = False
+    multi_hot: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +98,10 @@ def select_fields(info: Any, image_size: int | None) -> Fields:
 def stored_parser(fields: Fields, batch_size: int) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     """Makes the function from serialized records [batch_size] string to features as stored: key -> [b, ...]."""
     stored = {field.key: field.feature.get_serialized_info() for field in [*fields.inputs.values(), fields.label]}
-    feature_specs = example_parser.ExampleParser(stored).flat_feature_specs
+    feature_specs = dict(example_parser.ExampleParser(stored).flat_feature_specs)
+    if fields.label.multi_hot:
+        # Lists of the batch that are shorter than its longest are filled up with what is no class.
+        feature_specs[fields.label.key] = tf.io.FixedLenSequenceFeature([], tf.int64, True, default_value=_NO_CLASS)
 
     def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
         values = tf.io.parse_example(tf.ensure_shape(records, [batch_size]), feature_specs)
@@ -139,6 +146,9 @@ def _decode(
     field: Field, stored: tf.Tensor, augmentation: augment.Augmentation, given: host.Numbers | None
 ) -> tf.Tensor:
     """[b, ...] as stored to [b, *shape]."""
+    if field.multi_hot:
+        classes = tf.one_hot(stored, field.feature.feature.num_classes)  # [b, longest, C], 0 for _NO_CLASS
+        return tf.minimum(tf.reduce_sum(classes, axis=1), 1.0)  # a class may be named twice
     if field.cropped:
         return _crop_photographs(field, stored, augmentation, given)
     size, out = field.array.shape[:2], tf.TensorSpec(field.array.shape, field.feature.tf_dtype)
@@ -211,13 +221,24 @@ def _input_field(info: Any, key: str, image_size: int | None) -> Field:
             f"Feature {key!r} of {info.full_name} varies in shape, and a TPU needs fixed shapes: {remedy}. "
             f"Received: {feature}."
         )
+    if isinstance(feature, tfds.features.ClassLabel):
+        return Field(key, feature, Array(shape, "int32", below=feature.num_classes))
     return Field(key, feature, Array(shape, _device_dtype(info, key)), resized, cropped)
 
 
 def _label_field(info: Any, key: str) -> Field:
+    feature = info.features[key]
+    if isinstance(feature, tfds.features.Sequence) and isinstance(feature.feature, tfds.features.ClassLabel):
+        array = Array((feature.feature.num_classes,), "float32", below=_BELOW_BOOLEAN)
+        return Field(key, feature, array, multi_hot=True)
     field = _input_field(info, key, image_size=None)
-    dtype = "int32" if tf.as_dtype(field.array.dtype).is_integer else field.array.dtype
-    return dataclasses.replace(field, array=Array(field.array.shape, dtype))
+    array = field.array
+    if array.dtype == "bool":
+        dtype = "float32" if array.shape else "int32"
+        return dataclasses.replace(field, array=Array(array.shape, dtype, below=_BELOW_BOOLEAN))
+    if tf.as_dtype(array.dtype).is_integer:
+        array = Array(array.shape, "int32")  # of classes `Spec.num_classes` tells how many there are
+    return dataclasses.replace(field, array=array)
 
 
 def _device_dtype(info: Any, key: str) -> str:

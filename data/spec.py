@@ -10,7 +10,7 @@ class Array:
 
     shape: without the batch dimension, fully static, e.g. (28, 28, 1).
     dtype: a NumPy name, e.g. "uint8".
-    below: for whole numbers that stand for categories or tokens: each is in [0, below).
+    below: for whole numbers that stand for categories or tokens: each is in [0, below); 2 for zeros and ones.
     """
 
     shape: tuple[int, ...]
@@ -23,9 +23,9 @@ class Spec:
     """An example as it reaches the device.
 
     inputs: one `Array` for a dataset with one input, else input name -> `Array`, in the dataset's order.
-    label: int32 for classes and other integers, float32 for real numbers.
+    label: int32 for classes and other integers, float32 for real numbers and for zeros and ones of several classes.
     num_classes: of a class label; None where the label is not a class.
-    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits, and a model brings its loss.
+    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits: a model has to bring a loss.
     """
 
     inputs: Array | Mapping[str, Array]

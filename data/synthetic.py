@@ -200,16 +200,16 @@ def _examples(spec: Spec, batch_size: int) -> Callable[[tf.Tensor], tuple[Any, t
         index += 1
         # The algorithm is named because the automatic choice depends on the device.
         values = tf.random.stateless_uniform([DISTINCT, *array.shape], [0, index], alg="philox")  # in [0, 1)
-        if not tf.as_dtype(array.dtype).is_floating:
+        if below or not tf.as_dtype(array.dtype).is_floating:
             values = tf.floor(values * (below or (_BYTES_BELOW if array.dtype == "uint8" else _INTEGERS_BELOW)))
         repeats = -(-batch_size // DISTINCT) + 1
         return tf.concat([tf.cast(values, array.dtype)] * repeats, axis=0)[: DISTINCT + batch_size]
 
     if isinstance(spec.inputs, Array):
-        inputs: Any = values(spec.inputs, None)
+        inputs: Any = values(spec.inputs, spec.inputs.below)
     else:
-        inputs = {name: values(array, None) for name, array in spec.inputs.items()}
-    everything = inputs, values(spec.label, spec.num_classes)
+        inputs = {name: values(array, array.below) for name, array in spec.inputs.items()}
+    everything = inputs, values(spec.label, spec.num_classes or spec.label.below)
 
     def at(position: tf.Tensor) -> tuple[Any, tf.Tensor]:
         # A slice shares the memory of what it is cut from, so a batch costs no copy (rows of a multiple of 64 bytes).

@@ -41,7 +41,7 @@ class Sized(digits.Digits, skip_registration=True):
     NUM_TEST = 0
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
-        images, labels = digits._load()
+        images, labels = digits.load()
         return {
             "train": self._generate_examples(images, labels, np.arange(1000)),
             "test": self._generate_examples(images, labels, np.arange(1000, 1000 + self.NUM_TEST)),

@@ -10,14 +10,15 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
-from data import errors
+from data.datasets import _bundled
 
 NUM_SHARDS = 4  # enough to mix and to give each of 4 hosts a file
 NUM_TRAIN = 1_500  # the other 297 are the test split
 _SPLIT_SEED = 0
 _SOURCE_MAX = 16  # a pixel counts the dark ones among 4x4 finer pixels, hence 0..16
 _NUM_CLASSES = 10
-_SHAPE = (8, 8, 1)
+SHAPE = (8, 8, 1)
+HOMEPAGE = "https://doi.org/10.24432/C50P49"
 
 
 class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -32,11 +33,11 @@ class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: 
         return tfds.core.DatasetInfo(
             builder=self,
             description="Handwritten digits, 8x8 pixels. Source values 0..16 are stored as round(value * 255 / 16).",
-            homepage="https://doi.org/10.24432/C50P49",
+            homepage=HOMEPAGE,
             features=tfds.features.FeaturesDict(
                 {
                     # Raw bytes of one length, unlike PNG: a whole batch decodes in one operation.
-                    "image": tfds.features.Tensor(shape=_SHAPE, dtype=np.uint8, encoding=tfds.features.Encoding.BYTES),
+                    "image": tfds.features.Tensor(shape=SHAPE, dtype=np.uint8, encoding=tfds.features.Encoding.BYTES),
                     "label": tfds.features.ClassLabel(num_classes=_NUM_CLASSES),
                 }
             ),
@@ -45,7 +46,7 @@ class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: 
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
         del dl_manager  # nothing to download
-        images, labels = _load()
+        images, labels = load()
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(images))  # fixed: test images never move to train
         return {
             "train": self._generate_examples(images, labels, order[:NUM_TRAIN]),
@@ -62,19 +63,13 @@ def builder(data_dir: str) -> tfds.core.DatasetBuilder:
     return Digits(data_dir=data_dir)
 
 
-def _load() -> tuple[np.ndarray, np.ndarray]:
+def load() -> tuple[np.ndarray, np.ndarray]:
     """Images [1797, 8, 8, 1] uint8 over the whole range 0..255, labels [1797] int64.
 
     Raises:
       DataError: scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise errors.DataError(
-            "The digits come inside scikit-learn, which is not installed. Install it: pip install '.[digits]'"
-        ) from error
-    source = datasets.load_digits()
+    source = _bundled.load("digits")
     # Stretched to the range of uint8, so that the usual division by 255 gives 0..1 (16 becomes 255, exactly 1).
     images = np.rint(source.images * (np.iinfo(np.uint8).max / _SOURCE_MAX)).astype(np.uint8)
-    return images.reshape(-1, *_SHAPE), source.target
+    return images.reshape(-1, *SHAPE), source.target

@@ -24,6 +24,7 @@ def build(model: keras.Model, batch_spec: tuple) -> None:
     `fit` of Keras would eat the first batch for it.
     """
     model._symbolic_build(data_batch=batch_spec)
+    use_statistics(model)  # of layers too that a model makes only when it is built
     for optimizer in optimizers(model):
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -315,9 +316,31 @@ def _call_outside_training(call: Callable, *args: Any, **kwargs: Any) -> Any:
     return call(*args, **{**kwargs, "training": False})
 
 
+def adapts(layer: keras.layers.Layer) -> bool:
+    """Whether it normalises by statistics of the data, which are weights that no step changes."""
+    return isinstance(layer, keras.layers.Normalization) and layer.input_mean is None
+
+
+def use_statistics(model: keras.Model) -> None:
+    """Lets layers that adapt compute with their weights, as they are at each call.
+
+    Keras makes constants of these weights when the layer is built or adapted, and computes with those: what a
+    checkpoint or `set_weights` puts into the weights later would change nothing, and nobody would be told. (Made while
+    a model without a graph is built, they cannot even be used when it is called.)
+    """
+    for layer in filter(adapts, layers(model)):
+        if "call" not in vars(layer):
+            layer.call = functools.partial(_call_with_statistics, layer, layer.call)
+
+
+def _call_with_statistics(layer: keras.layers.Normalization, call: Callable, inputs: tf.Tensor) -> tf.Tensor:
+    layer.finalize_state()  # the constants anew, of the weights on this device
+    return call(inputs)
+
+
 def step_state(model: keras.Model) -> list[keras.Variable]:
     """What steps update and no aggregation keeps alike: statistics, counters, random state; not frozen weights."""
-    held = layers(model)
+    held = [layer for layer in layers(model) if not adapts(layer)]
     found = [v for layer in held for v in layer._non_trainable_variables if v.aggregation == "none"]
     found += [generator.state for layer in held for generator in layer._seed_generators]
     return list({id(v): v for v in [*found, global_seed()]}.values())

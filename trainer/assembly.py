@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from data.augment import numbers
 from data.spec import Array
 from trainer import (
+    adapting,
     augmentation,
     cluster,
     console,
@@ -35,6 +37,8 @@ from trainer.options.field import default
 
 # Options that say nothing once a model brings its own optimizer.
 OPTIMIZER_OPTIONS = [name for name, field in FIELDS.items() if field.metadata["group"] == "optimizer"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -121,6 +125,7 @@ class Assembly:
             raise ConfigError(
                 f"build of {self.config.model} must return a keras.Model. Received: {type(model).__name__}"
             )
+        internals.use_statistics(model)
         return model
 
     def _refuse_optimizer_options(self) -> None:
@@ -163,6 +168,26 @@ class Assembly:
         model(keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), self.batch_spec(1)[0]))
         model.set_weights(self.replicated.model.get_weights())
         return model
+
+    def adapt(self) -> None:
+        """Gives layers that adapt to the data its mean and variance, where no checkpoint has; see `adapting`.
+
+        Raises:
+            ConfigError: `adapt_examples` is given and no layer adapts, or one cannot.
+        """
+        trained, wanted = self.replicated.model, self.config.adapt_examples
+        if wanted != FIELDS["adapt_examples"].default and not any(map(internals.adapts, internals.layers(trained))):
+            raise ConfigError(
+                f"adapt_examples has no effect on {self.config.model}, which has no Normalization layer that adapts to "
+                f"the data; leave it out. Received: {wanted}"
+            )
+        places = adapting.waiting(trained)
+        if not places:
+            return
+        count = min(wanted, self.inputs.num_train_examples)
+        batches = inputs.first_examples(self.inputs, self.plan, count)
+        adapting.adapt(trained, self.devices.strategy, self.copy(self.new_model()), places, batches)
+        _log.info("normalises by mean and variance of %s training examples", f"{count:,}")
 
     def train_batches(self, start_step: int, seed: int) -> tf.distribute.DistributedDataset:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:

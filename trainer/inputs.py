@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from data import catalog, pipeline, quarantine, records, review, service, stages, synthetic
@@ -142,6 +143,12 @@ class Inputs(_Inputs[pipeline.Dataset]):
             return service.read(self.services, lambda k, num_services: batches(part=(k, num_services)))
         return batches()
 
+    def is_first_epoch(self, plan: Plan, steps: int) -> np.ndarray:
+        """[steps, B] bool: which rows of the first batches are of the first epoch; where it ends, rows of both mix."""
+        order = self._order(plan)
+        stream, place = np.divmod(np.arange(plan.global_batch_size), order.block)
+        return order.epoch_at(stream, np.arange(steps)[:, np.newaxis] * order.block + place) == 0
+
     def train_stages(self, plan: Plan, context: tf.distribute.InputContext) -> list[stages.Stage]:
         """The stages of this host's pipeline, for measuring; orders depend on the seeds that these are given."""
         return stages.train_stages(
@@ -209,6 +216,10 @@ class SyntheticInputs(_Inputs[synthetic.Dataset]):
             **self._share(plan, context),
         )
 
+    def is_first_epoch(self, plan: Plan, steps: int) -> np.ndarray:
+        """[steps, B] bool: all, as no example is another one the second time."""
+        return np.ones([steps, plan.global_batch_size], bool)
+
     def train_stages(self, plan: Plan, context: tf.distribute.InputContext) -> list[stages.Stage]:
         """The only stage there is."""
         made = stages.Stage(stages.GENERATE, lambda seed: self.train_batches(plan, context, 0), 1)
@@ -229,6 +240,23 @@ class SyntheticInputs(_Inputs[synthetic.Dataset]):
 
 
 AnyInputs = Inputs | SyntheticInputs
+
+
+def first_examples(inputs: AnyInputs, plan: Plan, count: int) -> tf.data.Dataset:
+    """(x, y) of the first `count` examples of the training order, each once, on this host all of them.
+
+    In batches of any size, 0 too; `count` is at most the number of examples.
+    """
+    steps = -(-count // plan.global_batch_size)
+    first = inputs.is_first_epoch(plan, steps).ravel()
+    wanted = (first & (first.cumsum() <= count)).reshape(-1, plan.per_replica_batch_size)
+    alone = dataclasses.replace(inputs, services=())
+    batches = alone.train_batches(plan, tf.distribute.InputContext(), 0)
+
+    def cut(batch: tuple, wanted: tf.Tensor) -> tuple:
+        return tf.nest.map_structure(lambda values: tf.boolean_mask(values, wanted), batch)
+
+    return tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(wanted))).map(cut)
 
 
 def open_inputs(config: Config, cache_dir: str) -> AnyInputs:

@@ -65,6 +65,8 @@ class Train:
             self.watched.take_over(num_devices=self.run.devices.num_replicas)
             self._write_start(at.step)
         self.watched.progress(at.step, "starting")
+        if at.step == 0:
+            self.run.adapt()
         _log.info("%s", self.run.summary(at.step))
         timer = LoopClock(self.run.clock, start_step=at.step, reached_before=self.watched.step_before)
         records = self._records(at.step)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from trainer.options.field import option
+from trainer.options.field import TRAINING, TRYING, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,14 @@ class DataOptions:
     )
     num_classes: int | None = option(
         None, "number of classes; default: the dataset's own; at least that many", group="data", minimum=1
+    )
+    adapt_examples: int = option(
+        100_000,
+        "training examples, the first ones of the order, from which Normalization layers take mean and variance before "
+        "the first step; all, where there are no more",
+        group="data",
+        minimum=1,
+        modes=(*TRAINING, *TRYING),
     )
     shuffle_mib: float = option(
         1024.0,

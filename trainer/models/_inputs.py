@@ -34,7 +34,14 @@ def normalised(tensor: keras.KerasTensor, array: Array) -> keras.KerasTensor:
 def logits(features: keras.KerasTensor, spec: Spec) -> keras.KerasTensor:
     """[B, ..., D] -> [B, ..., num_outputs of the task] float32, in full precision whatever the compute dtype.
 
+    Of a regression they are predictions [B, *label.shape] in the units of the label: what is learned has mean 0 and
+    variance 1, and a layer that adapts to the label (see `trainer/adapting.py`) turns it into them.
+
     Raises:
         ValueError: no task fits the label.
     """
-    return keras.layers.Dense(tasks.num_outputs(spec), dtype="float32", name="logits")(features)
+    x = keras.layers.Dense(tasks.num_outputs(spec), dtype="float32", name="logits")(features)
+    if spec.task != "regression":
+        return x
+    x = keras.layers.Normalization(invert=True, dtype="float32", name="label")(x)  # [B, n]
+    return keras.layers.Reshape(spec.label.shape, dtype="float32", name="prediction")(x)

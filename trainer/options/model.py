@@ -25,7 +25,7 @@ class ModelOptions:
         "auto",
         "what is learned about the label; auto: what fits it",
         group="model",
-        choices=("auto", "classification"),
+        choices=("auto", "classification", "multi_label", "regression"),
     )
     precision: str = option(
         "float32",

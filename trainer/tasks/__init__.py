@@ -3,6 +3,8 @@
 A task module holds
 
     reason_against(spec) -> str | None    why the label cannot be learned so; None if it can
+    is_meant(spec) -> bool                only if labels that can be learned so may be meant for something else: whether
+                                          this one is not, so that `auto` may choose the task
     num_outputs(spec) -> int              numbers that the model gives for an example, or for each of its positions
     loss(spec) -> keras.losses.Loss       a mean over examples (and positions): equal shares then make equal gradients
     metrics(spec) -> list                 new objects, to be made under the strategy's scope
@@ -27,7 +29,7 @@ from trainer.errors import ConfigError
 
 AUTO = "auto"
 # In the order in which `auto` asks them.
-NAMES = ("classification",)
+NAMES = ("classification", "multi_label", "regression")
 
 
 def choose(name: str, spec: Spec) -> str:
@@ -37,7 +39,7 @@ def choose(name: str, spec: Spec) -> str:
         ConfigError: the label cannot be learned so.
     """
     if name == AUTO:
-        return next((task for task in NAMES if _module(task).reason_against(spec) is None), "")
+        return next((task for task in NAMES if _is_meant(_module(task), spec)), "")
     reason = _module(name).reason_against(spec)
     if reason:
         raise ConfigError(f"--task={name} cannot be had: {reason}. Received: label {spec.label}")
@@ -52,7 +54,8 @@ def loss(spec: Spec) -> Any:
     """
     if not spec.task:
         raise ConfigError(
-            "the dataset's label is not a class; a model for it brings its loss in compile_args. "
+            "no task is plainly meant by the dataset's label: name one (--task=regression for quantities, multi_label "
+            "for zeros and ones, --num_classes=N for classes), or bring a loss in the model's compile_args. "
             f"Received: {spec.label}"
         )
     return _module(spec.task).loss(spec)
@@ -82,6 +85,10 @@ def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
 def shares(spec: Spec) -> Callable[[Any, float, Spec], Any] | None:
     """What makes shares of classes of labels; None where labels cannot be mixed or smoothed."""
     return getattr(_module(spec.task), "shares", None) if spec.task else None
+
+
+def _is_meant(module: ModuleType, spec: Spec) -> bool:
+    return module.reason_against(spec) is None and getattr(module, "is_meant", lambda spec: True)(spec)
 
 
 def _module(name: str) -> ModuleType:

@@ -8,6 +8,8 @@ from data.spec import Spec
 
 def reason_against(spec: Spec) -> str | None:
     """It wants a class label."""
+    if spec.label.dtype != "int32":
+        return "the label is not of whole numbers"
     return "the label is not a class; --num_classes makes it one" if spec.num_classes is None else None
 
 

@@ -11,7 +11,7 @@ _BELOW_BOOLEAN = 2
 def reason_against(spec: Spec) -> str | None:
     """It wants zeros and ones, one a class."""
     if spec.num_classes is not None:
-        return "the label is one class; --num_classes makes it one"
+        return "the label is one class"
     if len(spec.label.shape) != 1:
         return "the label is not one zero or one for each class, of shape [classes]"
     return None

@@ -11,6 +11,7 @@ import difflib
 import functools
 import importlib
 import traceback
+import types
 import typing
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -92,11 +93,12 @@ def _fill(name: str, options_type: type | None, values: Mapping[str, Any]) -> An
             problems.append(f"unknown option {key!r}{hint}")
             continue
         value = tuple(value) if isinstance(value, list) else value
-        base = typing.get_origin(hints[key]) or hints[key]
+        hint = _without_none(hints[key])
+        base = typing.get_origin(hint) or hint
         if base is float and type(value) is int:
             value = float(value)
         if isinstance(base, type) and type(value) is not base:
-            problems.append(f"{key} must be of type {hints[key]}. Received: {value!r}")
+            problems.append(f"{key} must be of type {hint}. Received: {value!r}")
         filled[key] = value
     if not problems:
         try:
@@ -104,6 +106,12 @@ def _fill(name: str, options_type: type | None, values: Mapping[str, Any]) -> An
         except (TypeError, ValueError) as error:
             problems.append(str(error))
     raise ConfigError("\n  ".join([f"model_options of {name} cannot be used:", *problems]))
+
+
+def _without_none(hint: Any) -> Any:
+    """X of `X | None`: None is what a file or flag cannot say, only the default."""
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    return members[0] if isinstance(hint, types.UnionType) and len(members) == 1 else hint
 
 
 def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:

@@ -1,5 +1,7 @@
 """What the built-in models share: raw inputs in, float32 logits out."""
 
+from typing import Any
+
 import keras
 
 from data.spec import Array, Spec
@@ -31,16 +33,22 @@ def normalised(tensor: keras.KerasTensor, array: Array) -> keras.KerasTensor:
     return keras.layers.Rescaling(scale)(tensor)
 
 
-def logits(features: keras.KerasTensor, spec: Spec) -> keras.KerasTensor:
+def logits(features: keras.KerasTensor, spec: Spec, initializer: Any = "glorot_uniform") -> keras.KerasTensor:
     """[B, ..., D] -> [B, ..., num_outputs of the task] float32, in full precision whatever the compute dtype.
 
     Of a regression they are predictions [B, *label.shape] in the units of the label: what is learned has mean 0 and
     variance 1, and a layer that adapts to the label (see `trainer/adapting.py`) turns it into them.
 
+    Args:
+        features: what the model has made of the input.
+        spec: of the data.
+        initializer: of the kernel, as Keras takes it.
+
     Raises:
         ValueError: no task fits the label.
     """
-    x = keras.layers.Dense(tasks.num_outputs(spec), dtype="float32", name="logits")(features)
+    outputs = tasks.num_outputs(spec)
+    x = keras.layers.Dense(outputs, dtype="float32", kernel_initializer=initializer, name="logits")(features)
     if spec.task != "regression":
         return x
     x = keras.layers.Normalization(invert=True, dtype="float32", name="label")(x)  # [B, n]

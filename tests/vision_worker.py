@@ -27,7 +27,7 @@ OPTIONS = {
     "xla": "off",
 }
 SMALL = {"depth": 18, "width": 8, "stem": "small"}
-VIT = {"width": 32, "depth": 2, "heads": 4, "hidden": 64, "patch": 4, "positions": "learned", "pooling": "token"}
+VIT = {"width": 32, "depth": 1, "heads": 4, "hidden": 64, "patch": 4, "positions": "learned", "pooling": "token"}
 RESNET = {"depth": 18, "width": 8, "stem": "small"}
 CASES = {
     "vit": ("vit", VIT),

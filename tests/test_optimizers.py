@@ -297,8 +297,7 @@ def check_averages(states: list[dict[str, np.ndarray]]) -> None:
         average = states[0][f"model/{name}"].astype(np.float64)
         for step, state in enumerate(states):
             average = keep * average + (1 - keep) * state[f"model/{name}"]
-            [kept] = [
-                a for key, a in state.items() if "average" in key and name.replace("/", "_") in key.replace("/", "_")
-            ]
+            flat = name.replace("/", "_")
+            [kept] = [a for key, a in state.items() if "average" in key and flat in key.replace("/", "_")]
             np.testing.assert_allclose(kept, average, rtol=1e-5, atol=1e-6, err_msg=f"{name}, step {step}")
         assert math.dist(average.ravel(), states[-1][f"model/{name}"].ravel()) > 1e-3, "it lags behind"

@@ -19,6 +19,7 @@ BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 # What a run_id may have in braces; `series.py` says what each stands for.
 RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
 STOPS = ("train_steps", "train_epochs", "train_examples")  # one of them says when training ends
+DURATIONS = {"warmup": durations.parse, "decay_at": durations.parse_all, "decay_every": durations.parse}
 _RUN_ID = re.compile(r"([A-Za-z0-9._-]|\{(" + "|".join(RUN_ID_FIELDS) + r")\})+")
 
 
@@ -165,11 +166,11 @@ def _problems_of_schedule(config: Config) -> list[str]:
     problems = []
     if config.learning_rate_batch_size is None and config.learning_rate_scaling != "linear":
         problems.append("learning_rate_scaling has no effect without learning_rate_batch_size")
-    for name, several in (("warmup", False), ("decay_at", True), ("decay_every", False)):
+    for name, parse in DURATIONS.items():
         text = getattr(config, name)
         try:
             if text is not None:
-                durations.parse_all(name, text) if several else durations.parse(name, text)
+                parse(name, text)
         except ValueError as error:
             problems.append(str(error))
     if config.schedule not in SCHEDULES:

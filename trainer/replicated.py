@@ -265,6 +265,9 @@ class Replicated:
             for optimizer in internals.optimizers(self.model):
                 if int(optimizer.iterations.numpy()) == step:
                     optimizer.iterations.assign(end)
+            if step == 0:  # Keras begins averages at the first step only, and with zeros
+                for variable, average in internals.averages(self.model):
+                    average.assign(variable.value)
 
     @property
     def halts_exactly(self) -> bool:

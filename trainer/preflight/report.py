@@ -13,7 +13,7 @@ from trainer.preflight.slices import CHIPS, Slice
 _GIB = 2**30
 _GIGA = 1e9
 # How names of parameters begin -> what it is that fills HBM.
-_GROUPS = {"model/": "weights", "optimizer": "optimizer", INPUT: "input"}
+_GROUPS = {"model/": "weights", "average/": "optimizer", "optimizer": "optimizer", INPUT: "input"}
 _OTHER = "other"
 
 Outcome = Compiled | Refusal | Obstacle

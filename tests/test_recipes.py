@@ -151,7 +151,7 @@ class Reads:
 
 @pytest.fixture
 def as_found() -> Iterator[None]:
-    """Puts back what a run sets in Keras and TensorFlow. Functions run step by step: tracing takes ten times as long."""
+    """Puts back what a run sets in Keras and TensorFlow. Functions run op by op: tracing takes ten times as long."""
     import keras
     import tensorflow as tf
 
@@ -185,6 +185,8 @@ def test_one_step_uses_every_option(
     reads, reads_of_model = Reads(), Reads()
     if wanted:
         module = sys.modules[type(models.find(given.model, wanted).options).__module__]
+        defaults = {field.name: field.default for field in dataclasses.fields(module.Options)}
+        assert [key for key, value in wanted.items() if value == defaults.get(key)] == [], "as by default"
         monkeypatch.setattr(module, "Options", reads_of_model.watching(module.Options))
     source = models.find(given.model, given.model_options)
     reads_of_model.names.clear()  # its own checks

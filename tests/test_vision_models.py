@@ -100,7 +100,7 @@ def _vit(image: np.ndarray, w: dict[str, np.ndarray], patch: int, depth: int) ->
     height, width, _ = image.shape
     cells = [image[r : r + patch, c : c + patch] for r in range(0, height, patch) for c in range(0, width, patch)]
     x = np.stack([np.tensordot(2 * cell / 255 - 1, w["patches/kernel"], 3) for cell in cells]) + w["patches/bias"]
-    x = np.concatenate([w["token/token"][0], x]) + w["positions/table"]
+    x = np.concatenate([w["token/class_token"][0], x]) + w["positions/position_embedding"]
     for index in range(depth):
         b = {key.partition("/")[2]: a for key, a in w.items() if key.startswith(f"block_{index:02d}/")}
         attention = {key.removeprefix("attention/"): a for key, a in b.items() if key.startswith("attention/")}

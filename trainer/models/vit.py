@@ -128,7 +128,7 @@ class ClassToken(keras.layers.Layer):
 
     def build(self, input_shape: tuple) -> None:
         """The token, zeros."""
-        self.token = self.add_weight(shape=(1, 1, input_shape[-1]), initializer="zeros", name="token")
+        self.token = self.add_weight(shape=(1, 1, input_shape[-1]), initializer="zeros", name="class_token")
 
     def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
         """[B, T, D] -> [B, 1 + T, D]."""
@@ -160,7 +160,7 @@ class Positions(keras.layers.Layer):
         _, tokens, width = input_shape
         if self.table is None:
             initializer = keras.initializers.RandomNormal(stddev=1 / math.sqrt(width))
-            self.learned = self.add_weight(shape=(tokens, width), initializer=initializer, name="table")
+            self.learned = self.add_weight(shape=(tokens, width), initializer=initializer, name="position_embedding")
         else:
             self.padded = np.pad(self.table, ((tokens - len(self.table), 0), (0, 0)))
 

@@ -161,8 +161,8 @@ def as_found() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
-# Looked at before the model is built or after the step: which model, from where it begins, what evaluates it.
-ELSEWHERE_USED = {"model", "model_options", "init_from", "init_fresh", "eval_split"}
+# Looked at before the model is built or after the step: which model, from where it begins, what evaluates and keeps it.
+ELSEWHERE_USED = {"model", "model_options", "init_from", "init_fresh", "eval_split", "best_goal"}
 
 
 @pytest.mark.slow

@@ -1,19 +1,31 @@
-"""Every class of keras.applications, from random weights."""
+"""Every class of keras.applications, from random weights or from trained ones."""
 
 import dataclasses
 import difflib
 import inspect
+import os
+from types import ModuleType
 
 import keras
 
-from data.spec import Spec
+from data.spec import Array, Spec
 from trainer.errors import ConfigError
 from trainer.models import _inputs
+
+IMAGENET = "imagenet"
+_CHANNELS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Keras' applications are built as published."""
+    """weights: imagenet, which Keras downloads, or a file of weights of the model without its top (.weights.h5, .h5,
+    .keras). The image is then prepared as these weights were trained with; random weights get it in -1..1."""
+
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        if self.weights and self.weights != IMAGENET and not os.path.isfile(self.weights):
+            raise ValueError(f"weights must be {IMAGENET} or a file that is there. Received: {self.weights!r}")
 
 
 def names() -> list[str]:
@@ -34,15 +46,37 @@ def build(options: Options, spec: Spec, *, application: str) -> keras.Model:
     """[B, H, W, C] image -> [B, num_classes] float32 logits.
 
     Raises:
-        ValueError: from Keras, where the image is smaller than the architecture can take.
+        ValueError: the image has not the channels of trained weights; from Keras, where it is smaller than the
+            architecture can take, or where the weights are of another model.
     """
-    image, x = _inputs.image_input(spec)
     function = getattr(keras.applications, application)
-    arguments = {"weights": None, "include_top": False, "pooling": "avg", "input_shape": tuple(image.shape[1:])}
-    if "include_preprocessing" in inspect.signature(function).parameters:
-        arguments["include_preprocessing"] = False
-    # EfficientNet scales 0..255 itself and cannot be told not to; -1..1 is what most others were published with.
-    scales_itself = application.startswith("EfficientNetB")
-    x = keras.layers.Rescaling(255.0)(x) if scales_itself else keras.layers.Rescaling(2.0, offset=-1.0)(x)
-    features = function(**arguments)(x)  # [B, D]
+    image, x = _inputs.image_input(spec)
+    arguments = {"weights": options.weights or None, "include_top": False, "pooling": "avg"}
+    prepares = "include_preprocessing" in inspect.signature(function).parameters
+    if options.weights:
+        x = _as_trained(image, spec.inputs, None if prepares else _module(function))
+    else:
+        if prepares:
+            arguments["include_preprocessing"] = False
+        # EfficientNet scales 0..255 itself and cannot be told not to; -1..1 is what most others were published with.
+        scales_itself = application.startswith("EfficientNetB")
+        x = keras.layers.Rescaling(255.0)(x) if scales_itself else keras.layers.Rescaling(2.0, offset=-1.0)(x)
+    features = function(**arguments, input_shape=tuple(image.shape[1:]))(x)  # [B, D]
     return keras.Model(image, _inputs.logits(features, spec), name=application.lower())
+
+
+def _as_trained(image: keras.KerasTensor, array: Array, module: ModuleType | None) -> keras.KerasTensor:
+    """The image as published weights expect it; a `module` of None prepares 0..255 in the model itself.
+
+    In float32: a mean subtracted from 0..255 would lose digits in the bfloat16 that the model computes in.
+    """
+    if array.shape[-1] != _CHANNELS:
+        raise ValueError(f"trained weights take images of {_CHANNELS} channels. Received: {array.shape}")
+    x = keras.layers.Rescaling(1.0 if array.dtype == "uint8" else 255.0, dtype="float32")(image)
+    return x if module is None else module.preprocess_input(x)
+
+
+def _module(function: object) -> ModuleType:
+    """The one of keras.applications that a model is in: each has a `preprocess_input` of its own."""
+    modules = [value for value in vars(keras.applications).values() if inspect.ismodule(value)]
+    return next(module for module in modules if function in vars(module).values())

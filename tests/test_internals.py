@@ -17,6 +17,7 @@ PRIVATE = [
     (keras.optimizers.Optimizer, "_all_reduce_sum_gradients"),
     (keras.optimizers.Optimizer, "_get_variable_index"),
     (keras.optimizers.Optimizer, "_use_weight_decay"),
+    (keras.optimizers.Optimizer, "_var_key"),
     (losses.loss, "scale_loss_for_distribution"),
     (losses.loss, "unscale_loss_for_distribution"),
     (seed_generator, "global_seed_generator"),
@@ -51,6 +52,10 @@ def test_compiled_model_has_its_loss_tracker() -> None:
         (tensorflow_trainer.TensorFlowTrainer.train_step, "self.optimizer.apply_gradients("),
         (keras.optimizers.Optimizer.apply_gradients, "self.apply("),
         (tensorflow_optimizer.TFOptimizer._backend_update_step, "self._all_reduce_sum_gradients("),
+        (tensorflow_optimizer.TFOptimizer._distributed_tf_update_step, "self.update_step("),
+        (tensorflow_optimizer.TFOptimizer._apply_weight_decay, "self.learning_rate"),
+        (keras.optimizers.Optimizer._backend_apply_gradients, "self._apply_weight_decay("),
+        (keras.optimizers.Optimizer.learning_rate.fget, "self._get_current_learning_rate("),
         (losses.loss.reduce_values, "scale_loss_for_distribution("),
     ],
 )

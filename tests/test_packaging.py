@@ -53,6 +53,7 @@ def test_extras_have_their_names():
         "tpu",
         "preflight",
         "tune",
+        "hub",
         "digits",
         "beam",
         "dev",
@@ -166,3 +167,15 @@ def test_core_tests_pass_on_other_tensorflow(venv, tmp_path, version):
     done = venv.run("-m", "pytest", *options, *CORE_TESTS)
     assert done.returncode == 0, done.stdout
     print(done.stdout)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_the_extra_hub_works_beside_our_tensorflow(venv):
+    venv.install("cpu,digits,dev,hub", ROOT / "constraints.txt")
+    hub = re.search(r"pip install --no-deps '(keras-hub[^']*)'", (ROOT / "setup.cfg").read_text())[1]
+    done = venv.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", hub)
+    assert done.returncode == 0, done.stdout
+    done = venv.run("-m", "pytest", "-W", "default", "-p", "no:cacheprovider", "-q", "-rs", "tests/test_keras_hub.py")
+    assert done.returncode == 0, done.stdout
+    assert "the extra hub is not installed" not in done.stdout

@@ -15,6 +15,8 @@ from trainer.options.augmentation import MOST_MAGNITUDE
 from trainer.options.optimizer import LAYERWISE, OPTIMIZERS, SCHEDULES
 from trainer.redact import check_alert_url
 
+# Files that stand for many models each: `applications/<Name>`.
+MODEL_FAMILIES = ("applications", "keras_hub")
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 # What a run_id may have in braces; `series.py` says what each stands for.
 RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
@@ -48,7 +50,7 @@ def profile_range(text: str) -> tuple[int, int]:
 
 def built_in_models() -> list[str]:
     """Names of the model files, found without importing them."""
-    return sorted(p.stem for p in BUILT_IN_MODELS.glob("*.py") if not p.stem.startswith(("_", "applications")))
+    return sorted(p.stem for p in BUILT_IN_MODELS.glob("*.py") if not p.stem.startswith(("_", *MODEL_FAMILIES)))
 
 
 def _problems_of_values(config: Config) -> list[str]:
@@ -263,12 +265,13 @@ def _problems_of_reading(config: Config) -> list[str]:
 
 def _problem_of_model_name(model: str) -> list[str]:
     """A name that can be judged without importing Keras or the user's code; the rest is judged by trainer.models."""
-    if "." in model or model.startswith("applications/"):
+    if "." in model or model.partition("/")[0] in MODEL_FAMILIES:
         return []
     known = built_in_models()
     if model in known:
         return []
     return [
         f"unknown model {model!r}{nearest(model, known)}. There are: {', '.join(known)}, "
-        "applications/<Name> for a class of keras.applications, package.module for your own"
+        "applications/<Name> for a class of keras.applications, keras_hub/<Backbone or preset> for one of KerasHub, "
+        "package.module for your own"
     ]

@@ -2,8 +2,9 @@
 
 A model module holds a frozen dataclass `Options`, `build(options, spec) -> keras.Model` and, if it brings its own loss,
 metrics or optimizer, `compile_args(options, spec) -> dict` with any of the keys `loss`, `metrics`, `optimizer`.
-`spec` is `data.spec.Spec`: shapes, dtypes and number of classes. A model takes the raw inputs (uint8 images) and
-returns logits in float32.
+A module of `rules.MODEL_FAMILIES` holds many models, `applications/<Name>`: `options_of(name)` tells the options of
+each, and `build` takes the name too. `spec` is `data.spec.Spec`: shapes, dtypes and number of classes. A model takes the
+raw inputs (uint8 images) and returns logits in float32.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from typing import Any
 from data.spec import Spec
 from trainer import diagnose, places
 from trainer.errors import ConfigError, TrainerError
+from trainer.rules import MODEL_FAMILIES
 
 COMPILE_KEYS = ("loss", "metrics", "optimizer")
 
@@ -44,14 +46,15 @@ def find(name: str, options: Mapping[str, Any]) -> ModelSource:
     Raises:
         ConfigError: no such model, a module without `build`, or options it does not have.
     """
-    module, application = _module(name)
+    module, member = _module(name)
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"the model module must define build(options, spec). Received: {name!r} without it")
-    filled = _fill(name, getattr(module, "Options", None), options)
+    options_type = module.options_of(member) if member else getattr(module, "Options", None)
+    filled = _fill(name, options_type, options)
     build: Callable = module.build
     compile_args: Callable = getattr(module, "compile_args", lambda options, spec: {})
-    if application:
-        build = functools.partial(build, application=application)
+    if member:
+        build = functools.partial(build, name=member)
     return ModelSource(
         name,
         filled,
@@ -61,10 +64,11 @@ def find(name: str, options: Mapping[str, Any]) -> ModelSource:
 
 
 def _module(name: str) -> tuple[ModuleType, str | None]:
-    application = None
+    """The module, and which member of a family `name` means."""
+    family, _, member = name.partition("/")
     path = f"{__name__}.{name}"
-    if name.startswith("applications/"):
-        application, path = name.removeprefix("applications/"), f"{__name__}.applications"
+    if member and family in MODEL_FAMILIES:
+        path = f"{__name__}.{family}"
     elif "." in name:
         path = name
     try:
@@ -73,9 +77,7 @@ def _module(name: str) -> tuple[ModuleType, str | None]:
         if error.name and (path == error.name or path.startswith(error.name + ".")):
             raise ConfigError(f"no module of this name can be imported for --model. Received: {name!r}") from error
         raise ConfigError(f"the model module {name!r} needs {error.name!r}, which is not installed") from error
-    if application:
-        module.check_name(application)
-    return module, application
+    return module, member or None
 
 
 def _fill(name: str, options_type: type | None, values: Mapping[str, Any]) -> Any:
@@ -97,7 +99,7 @@ def _fill(name: str, options_type: type | None, values: Mapping[str, Any]) -> An
         base = typing.get_origin(hint) or hint
         if base is float and type(value) is int:
             value = float(value)
-        if isinstance(base, type) and type(value) is not base:
+        if isinstance(base, type) and base is not Any and type(value) is not base:
             problems.append(f"{key} must be of type {hint}. Received: {value!r}")
         filled[key] = value
     if not problems:

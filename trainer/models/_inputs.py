@@ -8,6 +8,7 @@ from data.spec import Array, Spec
 from trainer import tasks
 
 UINT8_SCALE = 1.0 / 255.0
+RGB_CHANNELS = 3
 
 
 def image_input(spec: Spec) -> tuple[keras.KerasTensor, keras.KerasTensor]:
@@ -25,6 +26,20 @@ def image_input(spec: Spec) -> tuple[keras.KerasTensor, keras.KerasTensor]:
         raise ValueError(f"it takes one image of shape (height, width, channels). Received: {spec.inputs}")
     image = keras.Input(array.shape, dtype=array.dtype, name="image")
     return image, normalised(image, array)
+
+
+def published_image_input(spec: Spec) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """As `image_input`, but the image is [B, H, W, 3] float32 in 0..255, which published weights are prepared from.
+
+    float32, because a mean subtracted from 0..255 would lose digits in the bfloat16 that a model computes in.
+
+    Raises:
+        ValueError: the data is not one image of three channels.
+    """
+    image, _ = image_input(spec)
+    if image.shape[-1] != RGB_CHANNELS:
+        raise ValueError(f"trained weights take images of {RGB_CHANNELS} channels. Received: {spec.inputs}")
+    return image, keras.layers.Rescaling(1.0 if image.dtype == "uint8" else 1.0 / UINT8_SCALE, dtype="float32")(image)
 
 
 def normalised(tensor: keras.KerasTensor, array: Array) -> keras.KerasTensor:

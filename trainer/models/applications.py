@@ -8,12 +8,11 @@ from types import ModuleType
 
 import keras
 
-from data.spec import Array, Spec
+from data.spec import Spec
 from trainer.errors import ConfigError
 from trainer.models import _inputs
 
 IMAGENET = "imagenet"
-_CHANNELS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,46 +33,37 @@ def names() -> list[str]:
     return sorted(name for name, value in found if name[:1].isupper() and callable(value))
 
 
-def check_name(name: str) -> None:
-    """Raises ConfigError, with the nearest name, if keras.applications has no such model."""
+def options_of(name: str) -> type:
+    """`Options`; raises ConfigError, with the nearest name, if keras.applications has no such model."""
     if name not in names():
         close = difflib.get_close_matches(name, names(), n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else f". There are: {', '.join(names())}"
         raise ConfigError(f"keras.applications has no model {name!r}{hint}")
+    return Options
 
 
-def build(options: Options, spec: Spec, *, application: str) -> keras.Model:
+def build(options: Options, spec: Spec, *, name: str) -> keras.Model:
     """[B, H, W, C] image -> [B, num_classes] float32 logits.
 
     Raises:
         ValueError: the image has not the channels of trained weights; from Keras, where it is smaller than the
             architecture can take, or where the weights are of another model.
     """
-    function = getattr(keras.applications, application)
-    image, x = _inputs.image_input(spec)
+    function = getattr(keras.applications, name)
     arguments = {"weights": options.weights or None, "include_top": False, "pooling": "avg"}
     prepares = "include_preprocessing" in inspect.signature(function).parameters
     if options.weights:
-        x = _as_trained(image, spec.inputs, None if prepares else _module(function))
+        image, x = _inputs.published_image_input(spec)
+        x = x if prepares else _module(function).preprocess_input(x)
     else:
+        image, x = _inputs.image_input(spec)
         if prepares:
             arguments["include_preprocessing"] = False
         # EfficientNet scales 0..255 itself and cannot be told not to; -1..1 is what most others were published with.
-        scales_itself = application.startswith("EfficientNetB")
+        scales_itself = name.startswith("EfficientNetB")
         x = keras.layers.Rescaling(255.0)(x) if scales_itself else keras.layers.Rescaling(2.0, offset=-1.0)(x)
     features = function(**arguments, input_shape=tuple(image.shape[1:]))(x)  # [B, D]
-    return keras.Model(image, _inputs.logits(features, spec), name=application.lower())
-
-
-def _as_trained(image: keras.KerasTensor, array: Array, module: ModuleType | None) -> keras.KerasTensor:
-    """The image as published weights expect it; a `module` of None prepares 0..255 in the model itself.
-
-    In float32: a mean subtracted from 0..255 would lose digits in the bfloat16 that the model computes in.
-    """
-    if array.shape[-1] != _CHANNELS:
-        raise ValueError(f"trained weights take images of {_CHANNELS} channels. Received: {array.shape}")
-    x = keras.layers.Rescaling(1.0 if array.dtype == "uint8" else 255.0, dtype="float32")(image)
-    return x if module is None else module.preprocess_input(x)
+    return keras.Model(image, _inputs.logits(features, spec), name=name.lower())
 
 
 def _module(function: object) -> ModuleType:

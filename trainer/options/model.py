@@ -13,7 +13,8 @@ class ModelOptions:
 
     model: str = option(
         "cnn",
-        "model: a file of trainer/models, applications/<Name> of Keras, or package.module of your own",
+        "model: a file of trainer/models, applications/<Name> of Keras, keras_hub/<Backbone or preset>, or "
+        "package.module of your own",
         group="model",
     )
     model_options: Mapping[str, Any] = option(

@@ -3,8 +3,8 @@
 A model module holds a frozen dataclass `Options`, `build(options, spec) -> keras.Model` and, if it brings its own loss,
 metrics or optimizer, `compile_args(options, spec) -> dict` with any of the keys `loss`, `metrics`, `optimizer`.
 A module of `rules.MODEL_FAMILIES` holds many models, `applications/<Name>`: `options_of(name)` tells the options of
-each, and `build` takes the name too. `spec` is `data.spec.Spec`: shapes, dtypes and number of classes. A model takes the
-raw inputs (uint8 images) and returns logits in float32.
+each, and `build` takes the name too. `spec` is `data.spec.Spec`: shapes, dtypes and number of classes. A model takes
+the raw inputs (uint8 images) and returns logits in float32.
 """
 
 import dataclasses

@@ -162,10 +162,9 @@ def _next_token(backbone: keras.Model, hidden: Any) -> keras.KerasTensor:
             "its positions see what comes behind them, so it cannot learn the next token. "
             f"Received: task {LANGUAGE_MODEL} with {type(backbone).__name__}"
         )
-    backbone.token_embedding.reverse_dtype = "float32"  # whatever it computes in
-    return keras.layers.Activation("linear", dtype="float32", name="logits")(
-        backbone.token_embedding(hidden, reverse=True)
-    )
+    # Keras keeps an embedding's weights in float32 within a model, so the product is that already; this says so.
+    as_float = keras.layers.Activation("linear", dtype="float32", name="logits")
+    return as_float(backbone.token_embedding(hidden, reverse=True))
 
 
 def _pooled(backbone: keras.Model, output: Any, options: HeadOptions, mask: Any) -> keras.KerasTensor:

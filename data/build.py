@@ -6,6 +6,7 @@ SOURCE is the name of a file under data/datasets, the name of a TFDS dataset, or
     photos/                               class/file.jpg or train/class/file.jpg     sources/image_folder.py
     people.csv, tables/, people.parquet   columns                                    sources/table.py
     mnist.npz                             arrays                                     sources/npz.py
+    corpus/ --tokenizer=bytes             .txt, .jsonl or .parquet, as tokens        sources/text.py
     records/ --features=features.toml     TFRecords, adopted in place                sources/tfrecords.py
 """
 
@@ -22,59 +23,14 @@ from typing import Any
 from absl import flags
 from absl import logging as absl_logging
 
-from data import catalog, errors
+from data import build_flags, catalog, errors
+from data.build_flags import Settings, UsageError
 
 _SHOWN = 5  # faults printed; the audit prints all
 EXIT_DONE = 0
 EXIT_USAGE = 2
 EXIT_RETRY = 75
 EXIT_DATA = 78
-
-_SHARDING = frozenset({"num_shards", "shard_mib"})
-_BEAM = frozenset({"beam_runner", "beam_options"})
-_ALWAYS = frozenset({"data_dir"})
-_OF_SOURCES = frozenset({"name", "version", "splits", "workers"}) | _SHARDING | _BEAM | _ALWAYS
-
-
-class UsageError(errors.DataError):
-    """A command line that makes no sense, whatever the data."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What was asked for: the flags of the same names (--help tells of each), None where not given.
-
-    `data_dir` is here only to tell whether it was given.
-    """
-
-    data_dir: str | None = None
-    name: str | None = None
-    version: str | None = None
-    splits: str | None = None
-    shard_mib: float | None = None
-    num_shards: int | None = None
-    workers: int | None = None
-    beam_runner: str | None = None
-    beam_options: str | None = None
-    label: str | None = None
-    label_kind: str | None = None
-    key: str | None = None
-    categorical: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] | None = None
-    missing: str | None = None
-    channels: int | None = None
-    features: str | None = None
-    filename_template: str | None = None
-
-    def given(self) -> dict[str, Any]:
-        """Those that were given."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def check(self, what: str, allowed: frozenset[str]) -> None:
-        """Raises UsageError if one was given that has no effect."""
-        idle = sorted(set(self.given()) - allowed)
-        if idle:
-            raise UsageError(f"--{idle[0]} has no effect on {what}. Leave it out.")
 
 
 def build(name: str, data_dir: str, settings: Settings | None = None) -> tuple[str, bool]:
@@ -131,9 +87,9 @@ def _build(name: str, data_dir: str, settings: Settings) -> tuple[str, bool]:
         raise UsageError("--workers has no effect on a Beam pipeline. Leave it out.")
     path = os.path.expanduser(name)
     if name in catalog.buildable():
-        settings.check(f"the dataset {name}", _SHARDING | _ALWAYS)
+        settings.check(f"the dataset {name}", build_flags.SHARDING | build_flags.ALWAYS)
         module = importlib.import_module(f"data.datasets.{name}")
-        if not _SHARDING & set(settings.given()):
+        if not build_flags.SHARDING & set(settings.given()):
             settings = dataclasses.replace(settings, num_shards=module.NUM_SHARDS)
         return _prepare(module.builder, data_dir, settings)
     if _exists(path):
@@ -164,7 +120,7 @@ def _build_named(name: str, data_dir: str, settings: Settings) -> tuple[str, boo
             f"Unknown dataset {name!r}{guess}. Can be built: {', '.join(catalog.buildable())}, any dataset of TFDS, "
             "or the path of raw data."
         )
-    settings.check(f"the TFDS dataset {name}", _SHARDING | _BEAM | _ALWAYS)
+    settings.check(f"the TFDS dataset {name}", build_flags.SHARDING | build_flags.BEAM | build_flags.ALWAYS)
 
     def make(data_dir: str) -> Any:
         try:
@@ -184,8 +140,10 @@ def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool
     from data.datasets.sources import kinds, tfrecords
     from data.datasets.sources import source as sources
 
-    kind: Any = tfrecords if settings.filename_template else kinds.of(path)
-    settings.check(f"a source of kind {kind.KIND}", kind.OPTIONS | (frozenset() if kind is tfrecords else _OF_SOURCES))
+    kind: Any = tfrecords if settings.filename_template else kinds.of(path, as_text=settings.tokenizer is not None)
+    settings.check(
+        f"a source of kind {kind.KIND}", kind.OPTIONS | (frozenset() if kind is tfrecords else build_flags.OF_SOURCES)
+    )
     if kind is tfrecords:
         if settings.features is None:
             raise UsageError(f"{path} holds TFRecords: tell what is in them by --features=FILE.")
@@ -200,8 +158,8 @@ def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool
             version=settings.version or "1.0.0",
             fractions=sources.Splits.parse(settings.splits) if settings.splits else sources.Splits(),
             workers=settings.workers or len(os.sched_getaffinity(0)),
-            options=sources.Options(**given),
-            sharding={name: value for name, value in settings.given().items() if name in _SHARDING},
+            options=kind.OPTIONS_TYPE(**given),
+            sharding={name: value for name, value in settings.given().items() if name in build_flags.SHARDING},
         )
     except errors.DataError as error:
         raise UsageError(str(error)) from error
@@ -215,7 +173,11 @@ def _build_path(path: str, data_dir: str, settings: Settings) -> tuple[str, bool
     builder = make(data_dir)
     builder.check_same()
     with builders.alone(builder):
-        return _prepare(make, data_dir, settings)
+        directory, built = _prepare(make, data_dir, settings)
+    remark = source.remark(directory) if built else ""
+    if remark:
+        print(remark, file=sys.stderr)
+    return directory, built
 
 
 def _default_name(path: str) -> str:
@@ -238,7 +200,7 @@ def _prepare(make: Callable[[str], Any], data_dir: str, settings: Settings) -> t
         raise UsageError(f"Shards must be more than 0. Received: {settings.num_shards} of {settings.shard_mib} MiB.")
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()  # in a log file a bar is a hundred lines
-    sharding = {name: value for name, value in settings.given().items() if name in _SHARDING}
+    sharding = {name: value for name, value in settings.given().items() if name in build_flags.SHARDING}
     config = shard_writer.DownloadConfig(
         # A copy from TFDS's bucket would come in shards of its own.
         try_download_gcs=False,
@@ -271,7 +233,7 @@ def _beam(settings: Settings, directory: str) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """The command line; returns the exit code."""
-    options = _options()
+    options = build_flags.define()
     usage = (
         "usage: python -m data.build SOURCE [--data_dir=DIR] [--help]\n"
         f"SOURCE is one of: {', '.join(catalog.buildable())}; the name of a TFDS dataset; the path of raw data"
@@ -299,7 +261,7 @@ def main(argv: list[str]) -> int:
     try:
         # TFDS prints that it downloads, whatever it does; its progress bar goes to stderr.
         with contextlib.redirect_stdout(None), faults.explained():
-            directory, built = build(name, data_dir, _settings(options))
+            directory, built = build(name, data_dir, build_flags.settings(options))
     except (errors.DataError, OSError) as error:
         print(error, file=sys.stderr)
         if isinstance(error, errors.StorageError):
@@ -307,45 +269,6 @@ def main(argv: list[str]) -> int:
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_DATA
     print(f"{name} {'is built' if built else 'is already there'}: {directory}")
     return EXIT_DONE
-
-
-def _options() -> flags.FlagValues:
-    """Flags of this command alone: absl's global ones belong to the trainer."""
-    values = flags.FlagValues()
-
-    def text(name: str, words: str, default: str | None = None) -> None:
-        flags.DEFINE_string(name, default, words, flag_values=values)
-
-    text("data_dir", "Directory in which NAME/VERSION is made.", catalog.default_data_dir())
-    flags.DEFINE_boolean("help", False, "Show this help.", flag_values=values)
-    text("name", "Name of the dataset; by default that of the file or directory.")
-    text("version", "Version of the dataset. Default: 1.0.0.")
-    text("splits", "Fractions, by a hash of each key. Default: train=0.8,validation=0.1,test=0.1.")
-    flags.DEFINE_float("shard_mib", None, "Size in MiB that no shard should exceed. Default: 128.", flag_values=values)
-    flags.DEFINE_integer("num_shards", None, "Shards of each split; default: a power of two.", flag_values=values)
-    flags.DEFINE_integer("workers", None, "Processes that write. Default: one for each core.", flag_values=values)
-    text("beam_runner", "Build with Apache Beam: DirectRunner, DataflowRunner, ...")
-    text("beam_options", "Options of the Beam pipeline, e.g. project=my-project,region=europe-west4.")
-    text("label", "Column or array to predict. Default: label of a table, y of an .npz.")
-    words = "Whether the label's whole numbers are classes or quantities."
-    flags.DEFINE_enum("label_kind", None, ["class", "number"], words, flag_values=values)
-    text("key", "Column or array that names each example; by default its content does.")
-    flags.DEFINE_list("categorical", None, "Columns of names, though they look like numbers.", flag_values=values)
-    flags.DEFINE_list("exclude", None, "Columns or arrays to leave out.", flag_values=values)
-    words = "Rows that lack a value: an error, or left out. Default: error."
-    flags.DEFINE_enum("missing", None, ["error", "drop"], words, flag_values=values)
-    flags.DEFINE_integer("channels", None, "Of images, 1 or 3. Default: 3.", flag_values=values)
-    text("features", "File (TOML or JSON) that tells what TFRecords hold; see data/datasets/sources/tfrecords.py.")
-    text("filename_template", "Of TFRecords, e.g. {SPLIT}-{SHARD_X_OF_Y}.rec; by default it is found.")
-    return values
-
-
-def _settings(options: flags.FlagValues) -> Settings:
-    values: dict[str, Any] = {field.name: getattr(options, field.name) for field in dataclasses.fields(Settings)}
-    if not options["data_dir"].present:
-        values["data_dir"] = None
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Settings(**{**values, **lists})
 
 
 def _quieten() -> None:

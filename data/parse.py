@@ -8,6 +8,7 @@ is cut out and resized, so that nothing is squeezed: see augment/crops.py. Train
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ _IMAGE_RANK = 3  # [H, W, C]
 _IMAGE_CHANNELS = (1, 3, 4)
 _NO_CLASS = -1
 _BELOW_BOOLEAN = 2
+_RANGE = re.compile(r"\[-?\d+, (\d+)\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +225,18 @@ def _input_field(info: Any, key: str, image_size: int | None) -> Field:
         )
     if isinstance(feature, tfds.features.ClassLabel):
         return Field(key, feature, Array(shape, "int32", below=feature.num_classes))
-    return Field(key, feature, Array(shape, _device_dtype(info, key)), resized, cropped)
+    below = _below(feature)
+    # Token ids are stored small; what models and servers take is the usual type.
+    dtype = "int32" if below is not None else _device_dtype(info, key)
+    return Field(key, feature, Array(shape, dtype, below), resized, cropped)
+
+
+def _below(feature: Any) -> int | None:
+    """The bound of whole numbers that a feature documents, as `data.build` does of tokens: "[0, 32000)"."""
+    documented = _RANGE.fullmatch(feature.doc.value_range or "")
+    if documented is None or type(feature) is not tfds.features.Tensor or not feature.tf_dtype.is_integer:
+        return None
+    return int(documented[1])
 
 
 def _label_field(info: Any, key: str) -> Field:
@@ -237,7 +250,9 @@ def _label_field(info: Any, key: str) -> Field:
         dtype = "float32" if array.shape else "int32"
         return dataclasses.replace(field, array=Array(array.shape, dtype, below=_BELOW_BOOLEAN))
     if tf.as_dtype(array.dtype).is_integer:
-        array = Array(array.shape, "int32")  # of classes `Spec.num_classes` tells how many there are
+        # Of classes `Spec.num_classes` tells how many there are.
+        below = None if isinstance(feature, tfds.features.ClassLabel) else array.below
+        array = Array(array.shape, "int32", below)
     return dataclasses.replace(field, array=array)
 
 

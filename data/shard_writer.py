@@ -94,8 +94,7 @@ class Encoder:
 
     def keyed(self, task: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """(split, key, example) of a task."""
-        for split, key, example in self.source.examples(task):
-            yield split or self.fractions.of(key), key, example
+        yield from self.source.records(task, self.fractions.of)
 
     def records(self, task: Any) -> Iterator[tuple[str, str, bytes]]:
         """(split, key, serialized record) of a task."""

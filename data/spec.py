@@ -25,10 +25,16 @@ class Spec:
     inputs: one `Array` for a dataset with one input, else input name -> `Array`, in the dataset's order.
     label: int32 for classes and other integers, float32 for real numbers and for zeros and ones of several classes.
     num_classes: of a class label; None where the label is not a class.
-    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits: a model has to bring a loss.
+    task: what is learned about the label, a name of `trainer.tasks`; "" where none fits, and a model brings a loss.
     """
 
     inputs: Array | Mapping[str, Array]
     label: Array
     num_classes: int | None
     task: str = "classification"
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Positions of an example of tokens; None of data that is none."""
+        arrays = [self.inputs] if isinstance(self.inputs, Array) else self.inputs.values()
+        return next((array.shape[0] for array in arrays if array.below is not None and len(array.shape) == 1), None)

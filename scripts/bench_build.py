@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from data import build, shard_writer
+from data import build, build_flags, shard_writer
 from data.datasets.sources import source, table
 
 
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
         serial = Serial(rows, directory)
         measure("TFDS, one thread", options.rows, lambda: serial.download_and_prepare(download_config=config))
         for count in options.workers.split(","):
-            settings = build.Settings(workers=int(count), name=f"rows_{count}")
+            settings = build_flags.Settings(workers=int(count), name=f"rows_{count}")
             measure(f"data.build, {count} workers", options.rows, lambda s=settings: build.build(path, directory, s))
 
 

@@ -353,8 +353,8 @@ def test_a_dataset_of_tfds_by_name(tmp_path, capsys):
 
 def test_paths_that_lead_nowhere(tmp_path, refused):
     assert "There is no file or directory" in refused(tmp_path / "gone.csv")
-    (tmp_path / "a.txt").write_text("")
-    assert "a source is a .csv, .parquet or .npz file" in refused(tmp_path / "a.txt")
+    (tmp_path / "a.xyz").write_text("")
+    assert "a source is a .csv, .parquet, .npz, .txt or .jsonl file" in refused(tmp_path / "a.xyz")
     path = write_csv(tmp_path / "1a.csv", people(50))
     assert "small letters" in refused(path, "--label=kind", "--name=9", code=build.EXIT_USAGE)
     assert "more than 0" in refused(path, "--label=kind", "--name=a", "--num_shards=-1", code=build.EXIT_USAGE)

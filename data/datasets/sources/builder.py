@@ -107,7 +107,12 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  #
         with tempfile.TemporaryDirectory(prefix="runs.", dir=at) as directory:
             encoder = shard_writer.Encoder(self._source, self._plan.fractions, directory)
             templates = {split: self._get_filename_template(split) for split in encoder.splits}
+            self._keep_files()
             return shard_writer.write(encoder, templates, download_config.get_shard_config(), self._plan.workers)
+
+    def _keep_files(self) -> None:
+        for name, content in self._source.files.items():
+            (self.data_path / name).write_bytes(content)
 
     def _split_generators(self, dl_manager: Any) -> dict:
         raise NotImplementedError("written by _generate_splits")
@@ -132,6 +137,7 @@ class BeamSourceBuilder(SourceBuilder, skip_registration=True):  # type: ignore[
         writers = {}
         with beam.Pipeline(runner=download_config.beam_runner, options=options) as pipeline:
             records = self._records(pipeline, encoder)
+            self._keep_files()
             for split in encoder.splits:
                 writers[split] = writer_lib.BeamWriter(
                     serializer=_Serialized(),

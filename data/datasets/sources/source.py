@@ -13,7 +13,8 @@ import abc
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from data import errors
@@ -116,23 +117,26 @@ class Source(abc.ABC):
     features: name -> tfds.features.FeatureConnector.
     supervised_keys: (input or tuple of inputs, label).
     own_splits: names of the splits it comes with; empty where the hash of the key decides.
-    num_examples: how many it has, before any are left out.
+    num_examples: how many it has, before any are left out; None where only reading all of it would tell.
     unique_keys: False where keys are hashes of content, so that equal examples share one.
     fingerprint: another one when files are added, removed or change size.
     notes: what a user should know of how it was read, a sentence each.
+    files: name -> content of what is kept beside the records.
     """
 
     KIND: str
     OPTIONS: frozenset[str]
+    OPTIONS_TYPE: type[Options] = Options
 
     path: str
     features: Mapping[str, Any]
     supervised_keys: tuple[Any, str]
     own_splits: tuple[str, ...] = ()
-    num_examples: int
+    num_examples: int | None
     unique_keys: bool = True
     fingerprint: str
     notes: Sequence[str] = ()
+    files: Mapping[str, bytes] = types.MappingProxyType({})
 
     @abc.abstractmethod
     def pieces(self) -> Iterable[Any]:
@@ -149,6 +153,20 @@ class Source(abc.ABC):
         Raises:
           DataError: data that is damaged; says where.
         """
+
+    def records(self, task: Any, split_of: Callable[[str], str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """(split, key, what is stored) of a task: each example for itself, unless a source makes records of several.
+
+        Args:
+          task: from `open`.
+          split_of: chooses the split of a key, where the source has none of its own.
+        """
+        for split, key, example in self.examples(task):
+            yield split or split_of(key), key, example
+
+    def remark(self, directory: str) -> str:
+        """What a user should know of the records now in `directory`, a sentence, or nothing."""
+        return ""
 
 
 def inputs_and_label(inputs: Sequence[str], label: str) -> tuple[Any, str]:

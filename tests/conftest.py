@@ -73,7 +73,8 @@ def metrics_of(model_dir: pathlib.Path) -> list[dict]:
     """Records of metrics.jsonl, without what depends on the clock."""
     lines = (model_dir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    timed = {f"train/{name}" for name in ("examples_per_sec", "step_ms", "input_wait_ms", "host_memory_mib")}
+    clock = ("examples_per_sec", "tokens_per_sec", "step_ms", "input_wait_ms", "host_memory_mib")
+    timed = {f"train/{name}" for name in clock}
     return [{k: v for k, v in record.items() if k not in timed} for record in records]
 
 

@@ -15,6 +15,7 @@ _FORMATS = {
     "train/gradient_overflow": "overflow {:.1%}",
     "train/loss_scale": "scale {:,.0f}",
     "train/examples_per_sec": "{:,.0f} examples/s",
+    "train/tokens_per_sec": "{:,.0f} tokens/s",
     "train/step_ms": "{:,.1f} ms/step",
     "train/input_wait_ms": "input {:,.1f} ms",
     "train/host_memory_mib": "{:,.0f} MiB",

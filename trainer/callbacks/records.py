@@ -50,13 +50,21 @@ class Records(Callback):
         is_report: whether a train record is due once `step` steps are done.
         sinks: where records go; none on workers that do not write.
         global_batch_size: examples a step.
+        sequence_length: positions of an example of tokens, padding among them; None of data that is none.
         start_step: step that this process goes on from; what the sinks hold of later steps is dropped.
     """
 
     def __init__(
-        self, is_report: Callable[[int], bool], sinks: Sequence[Sink], *, global_batch_size: int, start_step: int
+        self,
+        is_report: Callable[[int], bool],
+        sinks: Sequence[Sink],
+        *,
+        global_batch_size: int,
+        start_step: int,
+        sequence_length: int | None = None,
     ):
         self._is_report, self._sinks, self._global_batch_size = is_report, sinks, global_batch_size
+        self._sequence_length = sequence_length
         self._loops: list[Loop] = []
         for sink in sinks:
             sink.drop_after(start_step)
@@ -101,8 +109,11 @@ class Records(Callback):
     def _speed(self) -> dict[str, float]:
         timed = [loop for loop in self._loops if not loop.first] or self._loops
         steps, seconds = sum(loop.end - loop.begin for loop in timed), sum(loop.seconds for loop in timed)
+        examples_per_sec = steps * self._global_batch_size / seconds
+        length = self._sequence_length
         return {
-            "examples_per_sec": steps * self._global_batch_size / seconds,
+            "examples_per_sec": examples_per_sec,
+            **({} if length is None else {"tokens_per_sec": examples_per_sec * length}),
             "step_ms": 1e3 * seconds / steps,
             "input_wait_ms": 1e3 * sum(loop.input_wait_secs for loop in timed) / steps,
             "host_memory_mib": host_memory_mib(),

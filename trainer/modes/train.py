@@ -199,7 +199,13 @@ class Train:
             metrics = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
             sinks = [metrics, Events(folder.tensorboard_dir), Lines(self.run.plan.train_steps)]
         plan = self.run.plan
-        return Records(plan.is_report, sinks, global_batch_size=plan.global_batch_size, start_step=start_step)
+        return Records(
+            plan.is_report,
+            sinks,
+            global_batch_size=plan.global_batch_size,
+            start_step=start_step,
+            sequence_length=self.run.spec.sequence_length,
+        )
 
     def _callbacks(self, start_step: int, timer: LoopClock, records: Records) -> list[Callback]:
         if not self.run.devices.is_chief:

@@ -71,10 +71,14 @@ class Dataset:
         return self.describe(image_size)
 
 
-def open_dataset(dataset: str, data_dir: str | None = None, num_classes: int | None = None) -> Dataset:
+def open_dataset(
+    dataset: str, data_dir: str | None = None, num_classes: int | None = None, sequence_length: int | None = None
+) -> Dataset:
     """Opens "synthetic", with 1,000 classes unless told otherwise, or "synthetic:NAME".
 
-    NAME is found as `pipeline.open_dataset` finds it, and has its own number of classes.
+    With a `sequence_length` its examples are token records of so many positions (data/datasets/sources/tokens.py),
+    and `num_classes` is the vocabulary. NAME is found as `pipeline.open_dataset` finds it, and has its
+    own number of classes.
 
     Raises:
       DataError: there is no dataset NAME.
@@ -84,6 +88,10 @@ def open_dataset(dataset: str, data_dir: str | None = None, num_classes: int | N
         like = pipeline.open_dataset(name, data_dir)
         return Dataset(f"{catalog.SYNTHETIC}:{like.name}", like.splits, like.spec)
     label, classes = Array((), "int32"), num_classes or _NUM_CLASSES
+    if sequence_length is not None:
+        tokens, segments = (Array((sequence_length,), "int32", below) for below in (classes, sequence_length + 1))
+        packed = Spec({"tokens": tokens, "segments": segments}, label=tokens, num_classes=None)
+        return Dataset(catalog.SYNTHETIC, _SPLITS, lambda image_size: packed)
 
     def describe(image_size: int | None) -> Spec:
         side = image_size or _IMAGE_SIZE
@@ -195,9 +203,10 @@ def _examples(spec: Spec, batch_size: int) -> Callable[[tf.Tensor], tuple[Any, t
     """Makes the function from a position to the (x, y) of the `batch_size` examples from there on."""
     index = 0
 
-    def values(array: Array, below: int | None) -> tf.Tensor:  # [DISTINCT + b, *shape]
+    def values(array: Array, num_classes: int | None = None) -> tf.Tensor:  # [DISTINCT + b, *shape]
         nonlocal index
         index += 1
+        below = num_classes or array.below
         # The algorithm is named because the automatic choice depends on the device.
         values = tf.random.stateless_uniform([DISTINCT, *array.shape], [0, index], alg="philox")  # in [0, 1)
         if below or not tf.as_dtype(array.dtype).is_floating:
@@ -206,10 +215,10 @@ def _examples(spec: Spec, batch_size: int) -> Callable[[tf.Tensor], tuple[Any, t
         return tf.concat([tf.cast(values, array.dtype)] * repeats, axis=0)[: DISTINCT + batch_size]
 
     if isinstance(spec.inputs, Array):
-        inputs: Any = values(spec.inputs, spec.inputs.below)
+        inputs: Any = values(spec.inputs)
     else:
-        inputs = {name: values(array, array.below) for name, array in spec.inputs.items()}
-    everything = inputs, values(spec.label, spec.num_classes or spec.label.below)
+        inputs = {name: values(array) for name, array in spec.inputs.items()}
+    everything = inputs, values(spec.label, spec.num_classes)
 
     def at(position: tf.Tensor) -> tuple[Any, tf.Tensor]:
         # A slice shares the memory of what it is cut from, so a batch costs no copy (rows of a multiple of 64 bytes).

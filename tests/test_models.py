@@ -14,14 +14,26 @@ from trainer.errors import ConfigError
 IMAGE = Spec(Array((32, 32, 3), "uint8"), Array((), "int32"), 7)
 
 
+TOKENS = Array((12,), "int32", 7)
+# Of models that do not take an image.
+SPECS = {
+    "transformer": Spec({"tokens": TOKENS, "segments": Array((12,), "int32", 3)}, TOKENS, None, "language_model"),
+    "text_classifier": Spec(TOKENS, Array((), "int32"), 7),
+}
+
+
+def _noise(rng: np.random.Generator, array: Array, below: int) -> np.ndarray:
+    return rng.integers(0, array.below or below, (4, *array.shape)).astype(array.dtype)
+
+
 def _train_once(source: models.ModelSource, spec: Spec) -> keras.Model:
     """Builds a model and takes one step on noise."""
     model = source.build(spec)
     model.compile("sgd", tasks.loss(spec), jit_compile=False)
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (4, *spec.inputs.shape), dtype=np.uint8)
+    x = keras.tree.map_structure(lambda array: _noise(rng, array, 256), spec.inputs)
     before = [w.copy() for w in model.get_weights()]
-    model.train_on_batch(images, rng.integers(0, spec.num_classes, 4))
+    model.train_on_batch(x, _noise(rng, spec.label, spec.num_classes))
     changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
     assert any(changed)
     return model
@@ -32,12 +44,14 @@ def _train_once(source: models.ModelSource, spec: Spec) -> keras.Model:
 def test_built_in_model(name: str, precision: str) -> None:
     keras.config.set_dtype_policy(precision)
     try:
-        model = _train_once(models.find(name, {}), IMAGE)
+        spec = SPECS[name] if name in SPECS else IMAGE
+        model = _train_once(models.find(name, {}), spec)
     finally:
         keras.config.set_dtype_policy("float32")
-    assert model.output_shape == (None, 7)
+    assert model.output_shape == (None, *spec.label.shape, 7)
     assert model.output.dtype == "float32", "logits in full precision"
-    assert model.input.dtype == "uint8", "bytes cross to the device"
+    if spec is IMAGE:
+        assert model.input.dtype == "uint8", "bytes cross to the device"
 
 
 SMALL_APPLICATIONS = ["MobileNetV2", "EfficientNetB0"]

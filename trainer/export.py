@@ -47,15 +47,20 @@ def serving(
 ) -> tuple[Callable[..., dict[str, tf.Tensor]], list[tf.TensorSpec]]:
     """The function that an export serves, and its signature for a batch size that is free or given.
 
-    One input a feature, of the dataset's dtype and shape (a single one is called `image` for images, else `input`);
-    outputs as the task names them (`logits` and `probabilities` of a class). A model with several outputs gives them
-    under their own names.
+    One input a feature, of the dataset's dtype and shape (a single one is called `image` for images, `tokens` for
+    tokens, else `input`), but for those that the task knows. Outputs as the task names them (`logits` and
+    `probabilities` of a class). A model with several outputs gives them under their own names.
     """
     arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_input_name(spec.inputs): spec.inputs}
-    signature = [tf.TensorSpec((batch, *array.shape), array.dtype, name=name) for name, array in arrays.items()]
+    given = tasks.given(spec)
+    asked = [name for name in arrays if name not in given]
+    signature = [tf.TensorSpec((batch, *arrays[name].shape), arrays[name].dtype, name=name) for name in asked]
 
     def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        features = dict(zip(arrays, tensors, strict=True))
+        features = dict(zip(asked, tensors, strict=True))
+        for name, value in given.items():
+            shape = (tf.shape(tensors[0])[0], *arrays[name].shape)
+            features[name] = tf.fill(shape, tf.constant(value, arrays[name].dtype))
         outputs = model(features if isinstance(spec.inputs, Mapping) else tensors[0], training=False)
         return _named(outputs, spec)
 
@@ -63,6 +68,8 @@ def serving(
 
 
 def _input_name(array: Array) -> str:
+    if array.below is not None and len(array.shape) == 1:
+        return "tokens"
     return "image" if len(array.shape) == 3 else "input"
 
 

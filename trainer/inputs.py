@@ -301,13 +301,19 @@ def _open_synthetic(config: Config) -> SyntheticInputs:
             f"no record of --dataset={config.dataset} is read, so these have no effect; leave them out. "
             f"Received: {', '.join(given)}"
         )
-    dataset = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes)
+    dataset = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes, config.sequence_length)
     return SyntheticInputs(config, dataset, _spec(dataset, config), quarantine.Prepared({}, [], ""))
 
 
 def _spec(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec:
     spec = dataset.spec(config.image_size)
-    if config.num_classes is not None:
+    if spec.label.below is not None:
+        if config.num_classes not in (None, spec.label.below):
+            raise ConfigError(
+                f"the label of {dataset.name} is one of {spec.label.below} tokens; leave out num_classes. "
+                f"Received: {config.num_classes}"
+            )
+    elif config.num_classes is not None:
         if spec.num_classes is not None and config.num_classes < spec.num_classes:
             raise ConfigError(
                 f"num_classes must hold every class of {dataset.name}, which has {spec.num_classes}. "

@@ -22,6 +22,7 @@ BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
 STOPS = ("train_steps", "train_epochs", "train_examples")  # one of them says when training ends
 DURATIONS = {"warmup": durations.parse, "decay_at": durations.parse_all, "decay_every": durations.parse}
+SYNTHETIC = "synthetic"  # of dataset; as data/catalog.py, which nothing here may import, has it
 _RUN_ID = re.compile(r"([A-Za-z0-9._-]|\{(" + "|".join(RUN_ID_FIELDS) + r")\})+")
 
 
@@ -124,7 +125,8 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems.append("tpu is empty; write --tpu alone for the TPU of this environment, or leave it out")
     if config.tpu is not None and config.xla != "auto":
         problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
-    return problems + _problems_of_reading(config) + _problem_of_model_name(config.model)
+    problems += _problems_of_reading(config) + _problems_of_text(config)
+    return problems + _problem_of_model_name(config.model)
 
 
 def _problems_of_optimizer(config: Config) -> list[str]:
@@ -261,6 +263,18 @@ def _problems_of_reading(config: Config) -> list[str]:
     if config.mode == "profile_input" and config.data_service is not None:
         problems.append("profile_input measures the pipeline of this machine; leave out data_service")
     return problems
+
+
+def _problems_of_text(config: Config) -> list[str]:
+    if config.task != "language_model" or config.dataset != SYNTHETIC:
+        if config.sequence_length is None:
+            return []
+        return [f"sequence_length is for --dataset={SYNTHETIC} --task=language_model; a dataset has its own"]
+    if config.sequence_length is None:
+        return ["synthetic tokens have no length; give --sequence_length=N"]
+    if config.image_size is not None:
+        return [f"image_size has no effect on tokens; leave it out. Received: {config.image_size}"]
+    return []
 
 
 def _problem_of_model_name(model: str) -> list[str]:

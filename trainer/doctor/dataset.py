@@ -203,7 +203,7 @@ def _inputs(config: Config) -> tuple[Config, Any]:
     )
     untouched = quarantine.Prepared({}, [], "")
     if catalog.is_synthetic(config.dataset):
-        made = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes)
+        made = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes, config.sequence_length)
         return trains, inputs.SyntheticInputs(trains, made, made.spec(config.image_size), untouched)
     opened = pipeline.open_dataset(config.dataset, config.data_dir)
     return trains, inputs.Inputs(trains, opened, opened.spec(config.image_size), untouched)

@@ -12,7 +12,8 @@ class DataOptions:
     dataset: str = option(
         "",
         "dataset in TensorFlow Datasets' format: a name in data_dir, or a directory; for measuring without reading "
-        "files: synthetic (images of image_size, num_classes), or synthetic:NAME, of the shapes of NAME",
+        "files: synthetic (images of image_size, num_classes; for language_model tokens of sequence_length), or "
+        "synthetic:NAME, of the shapes of NAME",
         group="data",
     )
     data_dir: str | None = option(
@@ -36,6 +37,9 @@ class DataOptions:
         group="data",
         minimum=1,
         modes=(*TRAINING, *TRYING),
+    )
+    sequence_length: int | None = option(
+        None, "positions of a synthetic record of tokens, of num_classes different ones", group="data", minimum=1
     )
     shuffle_mib: float = option(
         1024.0,

@@ -26,7 +26,7 @@ class ModelOptions:
         "auto",
         "what is learned about the label; auto: what fits it",
         group="model",
-        choices=("auto", "classification", "multi_label", "regression"),
+        choices=("auto", "classification", "language_model", "multi_label", "regression"),
     )
     precision: str = option(
         "float32",

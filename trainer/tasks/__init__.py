@@ -16,6 +16,10 @@ and, where labels can be shares of several classes,
                                           taken its part. Losses and metrics take them too: training may mix and smooth
                                           labels, evaluation has them as stored
 
+and, only if an export does not ask for all inputs,
+
+    given(spec) -> dict                   the input's name -> the value that it has everywhere
+
 Importing this package imports none of them, nor TensorFlow.
 """
 
@@ -29,7 +33,7 @@ from trainer.errors import ConfigError
 
 AUTO = "auto"
 # In the order in which `auto` asks them.
-NAMES = ("classification", "multi_label", "regression")
+NAMES = ("classification", "language_model", "multi_label", "regression")
 
 
 def choose(name: str, spec: Spec) -> str:
@@ -85,6 +89,12 @@ def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
 def shares(spec: Spec) -> Callable[[Any, float, Spec], Any] | None:
     """What makes shares of classes of labels; None where labels cannot be mixed or smoothed."""
     return getattr(_module(spec.task), "shares", None) if spec.task else None
+
+
+def given(spec: Spec) -> dict[str, int]:
+    """Inputs that an export does not ask for, and the value that each has everywhere."""
+    function = getattr(_module(spec.task), "given", None) if spec.task else None
+    return function(spec) if function else {}
 
 
 def _is_meant(module: ModuleType, spec: Spec) -> bool:

@@ -18,7 +18,7 @@ SEGMENTS = "segments"
 
 def reason_against(spec: Spec) -> str | None:
     """It wants a sequence of tokens."""
-    if len(spec.label.shape) != 1 or not num_outputs(spec):
+    if len(spec.label.shape) != 1 or spec.label.dtype != "int32" or not num_outputs(spec):
         return "the label is not a sequence of tokens of a known vocabulary"
     return None
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from data import build, packing, pipeline, tokenizer
-from data.datasets import docstrings
+from data.datasets import docstrings, languages
 from data.datasets.sources import source, tokens
 from data.spec import Array
 
@@ -238,3 +238,12 @@ def test_docstrings_are_split_by_file():
     assert sum(map(len, documents["train"])) > 2_000_000
     records = list(tokens.Layout(128, 259).packed(map(tokenizer.Bytes().encode, documents["test"]), 1))
     assert tokens.fill(records) > 0.98
+
+
+def test_languages_are_split_by_message():
+    pytest.importorskip("django")
+    messages = languages.load()
+    by_split = {split: {m for m, _, _ in messages if languages.split_of(m) == split} for split in ("train", "test")}
+    assert len(by_split["test"]) > 50 and not by_split["train"] & by_split["test"]
+    assert {language for _, language, _ in messages} == set(languages.LANGUAGES)
+    assert len({(language, text) for _, language, text in messages}) == len(messages)

@@ -55,6 +55,7 @@ def test_extras_have_their_names():
         "tune",
         "hub",
         "digits",
+        "text",
         "beam",
         "dev",
     ]

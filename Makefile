@@ -54,7 +54,7 @@ hooks: .venv/.dev ## Let git lint each commit (once per clone)
 constraints: ## Renew constraints.txt: the newest versions that setup.cfg allows, with TENSORFLOW
 	rm -rf build/constraints && mkdir -p build/constraints
 	printf 'tensorflow%s==$(TENSORFLOW)\n' '' -cpu -tpu > build/constraints/known
-	for extras in cpu,digits,dev,preflight,tune tpu; do \
+	for extras in cpu,digits,languages,text,dev,preflight,tune tpu; do \
 	  $(PYTHON) -m venv --clear build/constraints/venv && \
 	  build/constraints/venv/bin/python -m pip install -q --upgrade --upgrade-strategy=eager -c build/constraints/known -e ".[$$extras]" && \
 	  build/constraints/venv/bin/python -m pip freeze --all --exclude-editable \
@@ -85,5 +85,5 @@ clean: ## Remove the environment, datasets, runs and caches
 
 .venv/.dev: .venv/.train
 	@echo "Installing the tools for tests and lint into .venv"
-	$(PIP_INSTALL) --editable '.[cpu,digits,dev,preflight,tune]'
+	$(PIP_INSTALL) --editable '.[cpu,digits,languages,text,dev,preflight,tune]'
 	@touch $@

@@ -99,7 +99,7 @@ def main() -> None:
     devices = [f"CPU:{index}" for index in range(MOST_REPLICAS)]
     found: dict[str, np.ndarray] = {}
     for name, options in CASES.items():
-        for replicas in (1, 3 if name == "frozen" else 2):
+        for replicas in {"frozen": (1, 3), "factors": (1, 2), "decay": (2,)}[name]:
             found |= {f"{name}/{replicas}/{key}": a for key, a in train(options, replicas, devices).items()}
     stopped = train(CASES["factors"], 2, devices, stop=True)
     found |= {f"factors/resumed/{key}": array for key, array in stopped.items()}

@@ -281,12 +281,10 @@ def test_what_is_frozen_keeps_its_bits_and_has_no_optimizer_state(trained: dict,
 
 @pytest.mark.slow
 def test_replicas_learn_what_one_learns(trained: dict) -> None:
-    for one, many in [("frozen", "3"), ("factors", "2"), ("decay", "2")]:
-        alone, together = trained[f"{one}/1"], trained[f"{one}/{many}"]
-        tolerance = 2e-3 if one == "decay" else 1e-5  # float16
-        names = [name for name in alone if name.startswith("model/")]
-        for name in names:
-            np.testing.assert_allclose(together[name], alone[name], atol=tolerance, err_msg=f"{one} {many} {name}")
+    for case, many in [("frozen", "3"), ("factors", "2")]:
+        alone, together = trained[f"{case}/1"], trained[f"{case}/{many}"]
+        for name in (name for name in alone if name.startswith("model/")):
+            np.testing.assert_allclose(together[name], alone[name], atol=1e-5, err_msg=f"{case} {many} {name}")
 
 
 @pytest.mark.slow

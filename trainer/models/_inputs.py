@@ -38,7 +38,7 @@ def published_image_input(spec: Spec) -> tuple[keras.KerasTensor, keras.KerasTen
     """
     image, _ = image_input(spec)
     if image.shape[-1] != RGB_CHANNELS:
-        raise ValueError(f"trained weights take images of {RGB_CHANNELS} channels. Received: {spec.inputs}")
+        raise ValueError(f"trained weights take images of {RGB_CHANNELS} channels. Received: {tuple(image.shape[1:])}")
     return image, keras.layers.Rescaling(1.0 if image.dtype == "uint8" else 1.0 / UINT8_SCALE, dtype="float32")(image)
 
 

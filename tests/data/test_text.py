@@ -170,6 +170,8 @@ def test_a_sentencepiece_model(tmp_path, built, refused):
         return f"--tokenizer={tmp_path / name}.model"
 
     length = f"--sequence_length={S}"
+    assert "no token for the end of a text" in refused(path, train("endless", eos_id=-1), length)
+    assert "is not padding" in refused(path, train("padless"), length, "--label=kind")
     mine = train("mine", pad_id=0, unk_id=3, eos_id=1, bos_id=2)
     dataset, examples, _ = built(path, mine, length)
     assert dataset.spec().label.below == 90
@@ -178,8 +180,6 @@ def test_a_sentencepiece_model(tmp_path, built, refused):
     targets = sorted(int(t) for rows in examples.values() for row in rows for t in row["targets"] if t >= 0)
     assert targets == sorted([i for text in texts(100) for i in processor.encode(text)] + [1] * 100)
     built(path, mine, length, "--label=kind", "--name=with_class")
-    assert "no token for the end of a text" in refused(path, train("endless", eos_id=-1), length, "--name=x")
-    assert "is not padding" in refused(path, train("padless"), length, "--label=kind", "--name=y")
 
 
 @pytest.mark.parametrize(

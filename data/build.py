@@ -69,15 +69,19 @@ def _describe(directory: str) -> None:
         return
     import tensorflow_datasets as tfds
 
-    from data import review
+    from data import findings, review
 
     info = tfds.builder_from_directory(directory).info
     report = review.audit(info, [], threads=len(os.sched_getaffinity(0)))
     manifest.write(directory, manifest.build(info, report.reports))
-    for finding in report.findings[:_SHOWN]:
-        print(finding, file=sys.stderr)
-    if report.findings:
-        print(f"{len(report.findings)} faults. See all: python -m data.audit {directory}", file=sys.stderr)
+    faults = [finding for finding in report.findings if finding.kind not in findings.HARMLESS]
+    for fault in faults[:_SHOWN]:
+        print(fault, file=sys.stderr)
+    repeated = len(report.findings) - len(faults)
+    what = [f"{len(faults):,} faults"] if faults else []
+    what += [f"{repeated:,} records that repeat an earlier one, which may be meant so"] if repeated else []
+    if what:
+        print(f"{', '.join(what)}. See all: python -m data.audit {directory}", file=sys.stderr)
 
 
 def _build(name: str, data_dir: str, settings: Settings) -> tuple[str, bool]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ def preflight(
     probes = config.preflight_probes
     if probes is None:
         probes = _PROBES if named else _PROBES_OF_SURVEY
-    examiner = Examiner(compiler, probes, read.num_train_examples)
+    examiner = Examiner(compiler, probes, read.num_train_examples, config.microbatches, _unit(config))
     findings: dict[str, report.Finding] = {}
     remarks: list[tuple[str, str]] = []
     others: dict[str, str] = {}
@@ -137,11 +138,14 @@ class Examiner:
 
     probes: how many compilations a slice the search of the largest batch may take.
     num_examples: a batch larger than the training split has no sense.
+    microbatches: parts of a replica's batch. unit: what its size must be a multiple of.
     """
 
     compiler: compilation.Compiler
     probes: int
     num_examples: int
+    microbatches: int
+    unit: int
 
     def examine(self, steps: Steps, target: slices.Slice) -> report.Finding:
         """What is known of the run on `target`."""
@@ -149,6 +153,8 @@ class Examiner:
         if isinstance(lowered, lower.Obstacle):
             return report.Finding(target, steps.batch, (), lowered)
         outcome = self._outcome(lowered, target, steps.batch)
+        if isinstance(outcome, compilation.Compiled) and self.microbatches > 1:
+            outcome = estimate.of_all_parts(outcome, self.microbatches, steps.run.replicated.num_bytes())
         finding = report.Finding(target, steps.batch, lowered.parameters, outcome)
         if isinstance(outcome, compilation.Compiled):
             expected = estimate.estimate(outcome, target, steps.batch)
@@ -157,20 +163,22 @@ class Examiner:
             return finding
         if not self.probes:
             return finding
-        largest = search.largest(
-            _probe(steps.batch, outcome),
+        largest = search.largest(  # in units
+            _probe(steps.batch // self.unit, outcome),
             capacity=target.chip.hbm_bytes,
-            limit=max(steps.batch, self.num_examples // target.num_replicas),
+            limit=max(steps.batch, self.num_examples // target.num_replicas) // self.unit,
             probes=self.probes,
-            probe=lambda batch: self._try(steps, target, batch),
+            probe=lambda size: self._try(steps, target, size),
         )
-        return dataclasses.replace(finding, largest=largest)
+        fits, refused = (None if size is None else size * self.unit for size in (largest.fits, largest.refused))
+        return dataclasses.replace(finding, largest=search.Largest(fits, refused))
 
-    def _try(self, steps: Steps, target: slices.Slice, batch: int) -> search.Probe:
+    def _try(self, steps: Steps, target: slices.Slice, size: int) -> search.Probe:
+        batch = size * self.unit
         lowered = steps.train(batch)
         if isinstance(lowered, lower.Obstacle):
-            return search.Probe(batch, False, None)
-        return _probe(batch, self._outcome(lowered, target, batch))
+            return search.Probe(size, False, None)
+        return _probe(size, self._outcome(lowered, target, batch))
 
     def _outcome(self, lowered: lower.Lowered, target: slices.Slice, batch: int) -> report.Outcome:
         _log.info("%s: compiling %s examples a replica", target.name, f"{batch:,}")
@@ -179,6 +187,11 @@ class Examiner:
         if isinstance(outcome, compilation.Refusal) and outcome.kind == "unsupported":
             return lowered.obstacle(outcome.message, outcome.op_name, outcome.operation) or outcome
         return outcome
+
+
+def _unit(config: Config) -> int:
+    """A replica's batch is a multiple of this: it is computed in parts, and mixed in pairs."""
+    return math.lcm(config.microbatches, 2 if config.mixup or config.cutmix else 1)
 
 
 def _probe(batch: int, outcome: report.Outcome) -> search.Probe:

@@ -60,6 +60,22 @@ def estimate(compiled: Compiled, target: Slice, batch: int) -> Estimate:
     )
 
 
+def of_all_parts(compiled: Compiled, microbatches: int, state_bytes: int) -> Compiled:
+    """The counts of a step that computes its batch in parts: XLA counts what is in a loop once.
+
+    Args:
+        compiled: the step, with a loop over its parts.
+        microbatches: how often the loop runs.
+        state_bytes: of weights and optimizer, which the update behind the loop reads and writes once.
+    """
+    update = min(2 * state_bytes, compiled.bytes_accessed)
+    return dataclasses.replace(
+        compiled,
+        flops=compiled.flops * microbatches,
+        bytes_accessed=(compiled.bytes_accessed - update) * microbatches + update,
+    )
+
+
 def _links_secs(collectives: Iterable[Collective], target: Slice) -> float:
     """The least time for the all-reduces of a step, over `num_chips` = N.
 

@@ -191,7 +191,8 @@ def remedies(too_large: Sequence[Finding], *, precision: str, optimizer_copies: 
     else:
         changes += [] if precision == "mixed_bfloat16" else ["--precision=mixed_bfloat16"]
         changes += [
-            "recomputing activations instead of keeping them (keras.remat(function)(x) in the call of a layer)",
+            "--microbatches=2 or more, which computes each replica's share in parts",
+            "--remat='block_*', or as the layers are called, which computes activations again instead of keeping them",
             "a slice with more cores, each with a smaller share of the batch",
         ]
     if round(optimizer_copies) > 1:

@@ -103,3 +103,9 @@ def test_evaluation_loops_cover_all_batches(examples: int) -> None:
     made = _plan(test=examples, steps_per_loop=3)
     steps = [step for begin, end in made.eval_loops() for step in range(begin, end)]
     assert steps == list(range(-(-examples // 128)))
+
+
+def test_microbatches_divide_a_replicas_share() -> None:
+    config = Config(global_batch_size=12, train_steps=3, microbatches=4)
+    with pytest.raises(ConfigError, match=r"6 examples \(12 over 2 replicas\). Received: 4"):
+        plan.resolve(config, num_replicas=2, num_train_examples=0, num_eval_examples=0)

@@ -59,3 +59,19 @@ def test_accumulating_optimizer_on_several_replicas() -> None:
     refusals.check_optimizer(optimizer, num_replicas=1)
     with pytest.raises(ConfigError, match="gradient_accumulation_steps"):
         refusals.check_optimizer(optimizer, num_replicas=2)
+
+
+def test_microbatches_of_a_train_step_that_applies_its_own_gradients() -> None:
+    case = replicas_worker.Case(
+        lambda: replicas_worker.OwnTrainStep(*replicas_worker._dense_graph()),
+        replicas_worker.SGD,
+        options={"microbatches": 2},
+    )
+    with pytest.raises(ConfigError, match="microbatches=2 cannot be had: the train_step of OwnTrainStep"):
+        replicas_worker.make(case, _one_replica())
+
+
+def test_remat_of_a_layer_that_is_not_there() -> None:
+    case = replicas_worker.Case(replicas_worker.blocks, replicas_worker.SGD, options={"remat": ["blok_*"]})
+    with pytest.raises(ConfigError, match="matches no layer. Received: blok_.*block_0"):
+        replicas_worker.make(case, _one_replica())

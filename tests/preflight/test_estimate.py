@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.preflight import slices
-from trainer.preflight.estimate import estimate
+from trainer.preflight.estimate import estimate, of_all_parts
 from trainer.preflight.verdict import Collective, Compiled, Memory
 
 
@@ -50,3 +50,10 @@ def test_links_can_be_the_limit():
     )
     found = estimate(step, slices.parse("v5p-8"), 8)
     assert (found.bound_by, found.least_step_secs) == ("links", pytest.approx(7.5e-3))
+
+
+def test_a_loop_over_microbatches_is_counted_as_often_as_it_runs():
+    # XLA counts its body once. 1 GB of weights and state, read and written by the update behind the loop.
+    whole = of_all_parts(compiled(3.0e12, 12.0e9), 4, 1_000_000_000)
+    assert whole.flops == 12.0e12
+    assert whole.bytes_accessed == 4 * 10.0e9 + 2.0e9

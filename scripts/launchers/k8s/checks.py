@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from scripts.launchers import schedule
 from scripts.launchers.job import Job, local_paths
 from scripts.launchers.k8s.settings import ACCELERATORS, MARGIN_SECS, SCRATCH, Settings, hosts
 from trainer import config as config_lib
@@ -20,7 +21,6 @@ _LONGEST_NAME = 63  # of a pod: RFC 1035, 2.3.4
 _POD_SUFFIX = "-abcde"  # random characters that Kubernetes adds
 _IMAGE = re.compile(r"(?P<name>[^:@\s]+(:[0-9]+/[^:@\s]+)?)(:(?P<tag>[\w.-]+))?(?P<digest>@sha256:[0-9a-f]{64})?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGT]|[KMGT]i)?")
-_SCHEDULE = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly)|[^\s=]+(\s+[^\s=]+){4}")
 
 
 def checked(settings: Settings, job: Job) -> dict[str, Any]:
@@ -147,8 +147,11 @@ def _problems_of_values(settings: Settings, config: config_lib.Config) -> list[s
             "--image must name one image for good, by a tag other than latest or by a digest: a pod in the place "
             f"of another must run the same code. Received: {settings.image}"
         )
-    if settings.schedule and not _SCHEDULE.fullmatch(settings.schedule):
-        problems.append(f"--schedule must be five fields of cron, or @daily. Received: {settings.schedule!r}")
+    try:
+        if settings.schedule:
+            schedule.parse(settings.schedule)
+    except ConfigError as error:
+        problems.append(f"--schedule: {error}")
     if settings.time_zone and not settings.schedule:
         problems.append(f"--time_zone has no effect without --schedule. Received: {settings.time_zone}")
     if settings.queue and settings.suspend:

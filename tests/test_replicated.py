@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slow
 
 REPLICAS = (1, 2, 4)
 # What four tell beside two, at twice the time: a sum of more than two numbers, and who is one of several others.
-ON_FOUR = {"adamw", "by_one", "global_clipnorm", "float16", "xla", "xla_off", "batch_norm", "subclassed"}
+ON_FOUR = ("adamw", "subclassed")
 # Sums in another order differ in the last digits; bfloat16 has three of them, float16 four.
 TOLERANCE = {"bfloat16": 2e-2, "float16": 1e-3, "xla": 1e-4}
 # Batch statistics are those of a replica's share, so training differs by design (the README says so).
-DIFFERENT_BY_DESIGN = ("batch_norm", "xla_batch_norm")
+DIFFERENT_BY_DESIGN = ("batch_norm",)
 RANDOM = ("blocks", "remat", "remat_xla")  # each replica draws dropout masks of its own
 SAME = [name for name in replicas_worker.CASES if name not in (*DIFFERENT_BY_DESIGN, *RANDOM)]
 FEW = (1, 2)
@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.
 
 
 def _start(num_replicas: int, path: pathlib.Path) -> subprocess.Popen:
-    cases = sorted(ON_FOUR) if num_replicas == max(REPLICAS) else []
+    cases = ON_FOUR if num_replicas == max(REPLICAS) else []
     command = [sys.executable, "-m", "tests.replicas_worker", str(num_replicas), str(path), *cases]
     return subprocess.Popen(
         command, cwd=ROOT, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -53,7 +53,7 @@ def _case(found: dict[str, np.ndarray], name: str, *kinds: str) -> dict[str, np.
 
 
 @pytest.mark.parametrize(
-    ("num_replicas", "name"), [(2, name) for name in SAME] + [(4, n) for n in SAME if n in ON_FOUR]
+    ("num_replicas", "name"), [(2, name) for name in SAME] + [(4, name) for name in ON_FOUR]
 )
 def test_metrics_and_weights_are_those_of_one_replica(trained: dict, name: str, num_replicas: int) -> None:
     one, many = (_case(trained[n], name, "log", "weight") for n in (1, num_replicas))
@@ -63,14 +63,15 @@ def test_metrics_and_weights_are_those_of_one_replica(trained: dict, name: str, 
         np.testing.assert_allclose(many[key], array, rtol=0, atol=TOLERANCE.get(name, 1e-5), err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue", "adamw", "l2", "add_loss"])
+@pytest.mark.parametrize("name", ["own_train_step", "own_compute_loss", "clipvalue", "adamw", "l2", "add_loss"])
 def test_the_option_has_an_effect(trained: dict, name: str) -> None:
-    # Parity of options that do nothing would prove nothing: each case ends elsewhere than plain training.
+    # Parity of options that do nothing would prove nothing: each case ends elsewhere than plain training. The models
+    # with a step or a loss of their own, which are the plain ones, clip by norm and by global norm.
     plain, optioned = _case(trained[1], "scalar_loss", "weight"), _case(trained[1], name, "weight")
     assert max(np.abs(plain[key] - optioned[key]).max() for key in plain) > 1e-2
 
 
-@pytest.mark.parametrize("num_replicas", REPLICAS)
+@pytest.mark.parametrize("num_replicas", FEW)
 def test_loop_length_changes_nothing(trained: dict, num_replicas: int) -> None:
     long, by_one = (_case(trained[num_replicas], name, "log", "weight") for name in ("adamw", "by_one"))
     for key, array in long.items():
@@ -93,7 +94,7 @@ def test_rematerialised_layers_train_the_same(trained: dict, num_replicas: int) 
         np.testing.assert_allclose(remat[key], array, rtol=0, atol=1e-5, err_msg=key)
 
 
-@pytest.mark.parametrize("num_replicas", REPLICAS)
+@pytest.mark.parametrize("num_replicas", FEW)
 def test_xla_agrees_with_plain(trained: dict, num_replicas: int) -> None:
     plain, compiled = (_case(trained[num_replicas], name, "log", "weight") for name in ("xla_off", "xla"))
     for key, array in plain.items():
@@ -102,7 +103,7 @@ def test_xla_agrees_with_plain(trained: dict, num_replicas: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_replicas", "name"),
-    [(2, "batch_norm"), (2, "xla_batch_norm"), (2, "subclassed"), (4, "batch_norm"), (4, "subclassed")],
+    [(2, "batch_norm"), (2, "remat_xla"), (2, "subclassed"), (4, "subclassed")],
 )
 def test_replicas_hold_the_same_state(trained: dict, name: str, num_replicas: int) -> None:
     state = _case(trained[num_replicas], name, "state")
@@ -125,20 +126,20 @@ def test_batch_norm_statistics_are_the_mean_over_replicas(trained: dict, num_rep
         np.testing.assert_allclose(copy, variance, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["plain", "xla"])
-@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize(("num_replicas", "kind"), [(2, "plain"), (2, "xla"), (4, "plain")])
 def test_replicas_drop_out_different_units(trained: dict, kind: str, num_replicas: int) -> None:
-    sums = trained[num_replicas][f"masks/{kind}"].astype(int)  # [step, 16]: two decimal digits a replica
+    sums = trained[num_replicas][f"masks/{kind}"].astype(int)  # [step, MASKS]: two decimal digits a replica
     masks = [(sums // 100**replica) % 100 for replica in range(num_replicas)]
-    assert all(np.isin(mask, (0, 1)).all() for mask in masks)
+    assert all((mask < 2**replicas_worker.MASK_BITS).all() for mask in masks)
     for replica, mask in enumerate(masks):
         for other in masks[:replica]:
             assert (mask != other).any(axis=1).all(), "two replicas drew the same mask"
         assert (mask[0] != mask[1]).any(), "a replica drew the same mask twice"
 
 
-@pytest.mark.parametrize("kind", ["plain", "xla"])
-@pytest.mark.parametrize("num_replicas", REPLICAS)
+@pytest.mark.parametrize(
+    ("num_replicas", "kind"), [(1, "plain"), (1, "xla"), (2, "plain"), (2, "xla"), (4, "plain")]
+)
 def test_restored_random_state_draws_what_would_have_been_drawn(trained: dict, kind: str, num_replicas: int) -> None:
     sums = trained[num_replicas][f"masks/{kind}"]  # steps 1, 2, 3 and, from the state after 1, again 2 and 3
     np.testing.assert_array_equal(sums[3:5], sums[1:3])

@@ -31,7 +31,8 @@ OPTIONS = {
 def compare(fault: str, folder: str, clusters: tuple[cluster.Cluster, cluster.Cluster]) -> dict:
     """What parity.json says of a model, and the last line of an error."""
     name, *options = fault.split(":")
-    given = dict(option.split("=") for option in options)
+    texts = dict(option.split("=") for option in options)
+    given = {key: config.parse(key, text) for key, text in texts.items()}
     settings = config.merge(OPTIONS | {"model_options": {"fault": name}, "model_dir": folder} | given)
     source = models.find(settings.model, settings.model_options)
     read = inputs.open_inputs(settings, "")

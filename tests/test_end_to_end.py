@@ -83,7 +83,13 @@ def test_finished_run_has_nothing_left_to_do(one_replica: tuple[pathlib.Path, st
     assert before == {path: path.stat().st_mtime_ns for path in model_dir.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("flags", [["--replicas=2", "--steps_per_loop=1"], ["--replicas=4", "--steps_per_loop=50"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--replicas=2", "--steps_per_loop=1"],
+        pytest.param(["--replicas=4", "--steps_per_loop=50"], marks=pytest.mark.nightly),
+    ],
+)
 def test_virtual_replicas_end_with_the_same_weights(
     one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path, flags: list[str]
 ) -> None:
@@ -220,8 +226,19 @@ def test_batch_norm_state_is_one_for_checkpoint_export_and_evaluation(trainer: T
     assert one["eval/loss"] == pytest.approx(four["eval/loss"], abs=1e-6)
 
 
-def test_make_train_learns_the_digits(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+def flags_of_make_train() -> list[str]:
     makefile = (ROOT / "Makefile").read_text()
     (flags,) = [line.split(":=")[1].split() for line in makefile.splitlines() if line.startswith("TRAIN_FLAGS")]
-    trainer.run(f"--model_dir={tmp_path}", *flags)
+    return flags
+
+
+def test_make_train_asks_for_what_there_is(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    done = trainer.run(f"--model_dir={tmp_path}", *flags_of_make_train(), "--print_config")
+    assert json.loads(done.stdout)["train_epochs"] == 20
+
+
+@pytest.mark.nightly
+def test_make_train_learns_the_digits(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    # As the recipe `digits` does, which tests/test_recipes.py trains each time.
+    trainer.run(f"--model_dir={tmp_path}", *flags_of_make_train())
     assert metrics_of(tmp_path)[-1]["eval/accuracy"] >= 0.97

@@ -52,9 +52,7 @@ def _case(found: dict[str, np.ndarray], name: str, *kinds: str) -> dict[str, np.
     }
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "name"), [(2, name) for name in SAME] + [(4, name) for name in ON_FOUR]
-)
+@pytest.mark.parametrize(("num_replicas", "name"), [(2, name) for name in SAME] + [(4, name) for name in ON_FOUR])
 def test_metrics_and_weights_are_those_of_one_replica(trained: dict, name: str, num_replicas: int) -> None:
     one, many = (_case(trained[n], name, "log", "weight") for n in (1, num_replicas))
     assert one.keys() == many.keys()
@@ -137,9 +135,7 @@ def test_replicas_drop_out_different_units(trained: dict, kind: str, num_replica
         assert (mask[0] != mask[1]).any(), "a replica drew the same mask twice"
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "kind"), [(1, "plain"), (1, "xla"), (2, "plain"), (2, "xla"), (4, "plain")]
-)
+@pytest.mark.parametrize(("num_replicas", "kind"), [(1, "plain"), (1, "xla"), (2, "plain"), (2, "xla"), (4, "plain")])
 def test_restored_random_state_draws_what_would_have_been_drawn(trained: dict, kind: str, num_replicas: int) -> None:
     sums = trained[num_replicas][f"masks/{kind}"]  # steps 1, 2, 3 and, from the state after 1, again 2 and 3
     np.testing.assert_array_equal(sums[3:5], sums[1:3])

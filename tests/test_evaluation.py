@@ -2,28 +2,18 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from data import pipeline
 from data.datasets import digits
-from tests.conftest import GUARD_SECS, Trainer
+from tests.conftest import Trainer
 from trainer.training import Position
 
 pytestmark = pytest.mark.slow
-
-SERVE = """
-import sys
-import numpy as np
-import tensorflow as tf
-images = np.load(sys.argv[2])
-logits = tf.saved_model.load(sys.argv[1]).signatures["serving_default"](image=tf.constant(images))["logits"]
-np.save(sys.argv[3], logits.numpy())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +38,17 @@ class Sized(digits.Digits, skip_registration=True):
         }
 
 
-@pytest.mark.parametrize("num_examples", [1, 7, 297, 298])
+# Each size and each number of replicas; what they add to one another is for the nightly tests.
+CASES = [(1, 2), (7, 1), (297, 2), (298, 1)]
+OTHER_CASES = [(1, 1), (7, 2), (297, 1), (298, 2)]
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "num_replicas"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in OTHER_CASES)],
+)
 def test_accuracy_is_numpys_on_the_export(
-    model_dir: pathlib.Path, trainer: Trainer, tmp_path: pathlib.Path, num_examples: int
+    model_dir: pathlib.Path, trainer: Trainer, tmp_path: pathlib.Path, num_examples: int, num_replicas: int
 ) -> None:
     class Dataset(Sized, skip_registration=True):
         NUM_TEST = num_examples
@@ -60,22 +58,15 @@ def test_accuracy_is_numpys_on_the_export(
     dataset = pipeline.open_dataset(str(builder.data_path))
     batch = pipeline.eval_batches(dataset, global_batch_size=num_examples, per_replica_batch_size=num_examples)
     images, labels, _ = (tensor.numpy() for tensor in next(iter(batch)))
-    logits = _logits(model_dir, images, tmp_path)
+    served = tf.saved_model.load(str(model_dir / "export")).signatures["serving_default"]
+    logits = served(image=tf.constant(images))["logits"].numpy()
     right = int((logits.argmax(axis=-1) == labels).sum())
     loss = float(np.mean(np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(num_examples), labels]))
-    for num_replicas in (1, 2):
-        flags = ["--mode=eval", f"--dataset={builder.data_path}", f"--replicas={num_replicas}", "--steps_per_loop=2"]
-        trainer.run(f"--model_dir={model_dir}", *flags)
-        record = json.loads((model_dir / "metrics.jsonl").read_text().splitlines()[-1])
-        assert record["eval/accuracy"] == np.float32(right) / np.float32(num_examples), f"{num_replicas} replicas"
-        assert record["eval/loss"] == pytest.approx(loss, abs=1e-5)
-
-
-def _logits(model_dir: pathlib.Path, images: np.ndarray, folder: pathlib.Path) -> np.ndarray:
-    np.save(folder / "images.npy", images)
-    command = [sys.executable, "-I", "-c", SERVE, str(model_dir / "export"), "images.npy", "logits.npy"]
-    subprocess.run(command, check=True, timeout=GUARD_SECS, cwd=folder)
-    return np.load(folder / "logits.npy")
+    flags = ["--mode=eval", f"--dataset={builder.data_path}", f"--replicas={num_replicas}", "--steps_per_loop=2"]
+    trainer.run(f"--model_dir={model_dir}", *flags)
+    record = json.loads((model_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["eval/accuracy"] == np.float32(right) / np.float32(num_examples)
+    assert record["eval/loss"] == pytest.approx(loss, abs=1e-5)
 
 
 def test_a_checkpoint_is_not_judged_by_the_metrics_of_another_step() -> None:

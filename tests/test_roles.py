@@ -293,6 +293,7 @@ def test_a_cluster_that_loses_a_process_ends_as_a_quiet_one(
         said = [process.communicate(timeout=GUARD_SECS)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, said
     assert "killed by signal 9" in said[victim] and "exit code 75" in said[2 - victim]
+    assert "lost the connection to a worker" in said[2 - victim]
     if end_of_evaluator == signal.SIGTERM:
         assert "stopped by SIGTERM while it evaluated; run again" in said[3] and "exit code 75" in said[3]
     assert len(json.loads((model_dir / "provenance.json").read_text())["starts"]) > 1

@@ -93,19 +93,20 @@ def wanted(directories: list[pathlib.Path]) -> list[str]:
     return digests([lines])
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
+# Two of them are killed below.
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_any_number_of_hosts_reads_the_same(directories, wanted, hosts):
     processes = [start(host, hosts, 0, STEPS, *directories) for host in range(hosts)]
     assert digests([lines_of(process) for process in processes]) == wanted
 
 
 def test_killed_hosts_go_on_as_if_nothing_had_been(directories, wanted):
-    kills = sorted(random.sample(range(1, len(wanted)), 2))
+    kills = [random.randrange(1, len(wanted))]
     killed = [read_and_be_killed(host, 2, directories, kills) for host in range(2)]
     assert digests(killed) == wanted, f"killed after {kills}"
 
 
-@pytest.mark.parametrize("shards", [1, 16, 24])
+@pytest.mark.parametrize("shards", [1, pytest.param(16, marks=pytest.mark.nightly), 24])
 def test_beginning_late_in_an_epoch_reads_little_of_it(tmp_path, shards):
     size, total = 4096, 200 << 20
     counts = (total // size // shards + 1,) * shards

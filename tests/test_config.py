@@ -195,6 +195,15 @@ def test_eval_of_a_run_that_skips_records_needs_no_budget_told_again(tmp_path: p
         assert _resolve(f"--mode={mode}", f"--model_dir={tmp_path}").corrupt_records == "skip"
 
 
+def test_eval_leaves_out_what_has_an_effect_in_training_only(tmp_path: pathlib.Path) -> None:
+    trained = _resolve("--dataset=digits", f"--model_dir={tmp_path}", "--adapt_examples=50")
+    (tmp_path / "config.json").write_text(config.to_json(trained))
+    for mode in ("eval", "export"):
+        assert _resolve(f"--mode={mode}", f"--model_dir={tmp_path}").dataset == "digits"
+        with pytest.raises(ConfigError, match=f"leave it out of {mode}"):
+            _resolve(f"--mode={mode}", f"--model_dir={tmp_path}", "--adapt_examples=50")
+
+
 def test_help_tells_every_option_with_its_default() -> None:
     text = flags.help_text()
     for name, field in config.FIELDS.items():

@@ -75,6 +75,10 @@ def test_what_would_never_come_about_is_refused(options: dict, told: str) -> Non
 
 def test_a_mode_needs_only_the_splits_it_reads() -> None:
     assert _plan(train=0, warmup="5 steps").eval_steps == 3
+    batch = {"global_batch_size": 6, "microbatches": 4, "mixup": 0.2}  # of an evaluation, of a run with a larger one
+    assert _plan(train=0, **batch).per_replica_batch_size == 3
+    with pytest.raises(ConfigError, match="microbatches must divide a replica's share of the batch, 3 examples"):
+        _plan(**batch)
     assert _plan(test=0).eval_steps == 0
 
 

@@ -81,7 +81,7 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
         ConfigError: the global batch does not divide by the replicas; names the nearest sizes that do. Or a warm-up
             or a decay is not within the training.
     """
-    batch, share = config.global_batch_size, _share(config, num_replicas)
+    batch, share = config.global_batch_size, _share(config, num_replicas, trains=num_train_examples > 0)
     steps_per_epoch = num_train_examples / batch
     train_steps = _train_steps(config, steps_per_epoch)
     learning_rate = _learning_rate(config, train_steps, steps_per_epoch)
@@ -104,8 +104,8 @@ def resolve(config: Config, *, num_replicas: int, num_train_examples: int, num_e
     )
 
 
-def _share(config: Config, num_replicas: int) -> int:
-    """Of a replica, in examples."""
+def _share(config: Config, num_replicas: int, *, trains: bool) -> int:
+    """Of a replica, in examples. Only training divides it further: evaluation may have another batch or hardware."""
     batch = config.global_batch_size
     if batch % num_replicas:
         sizes = _nearest_sizes(batch, num_replicas)
@@ -113,12 +113,12 @@ def _share(config: Config, num_replicas: int) -> int:
             f"global_batch_size must divide by the {num_replicas} replicas. Received: {batch}. Nearest sizes: {sizes}"
         )
     share = batch // num_replicas
-    if share % config.microbatches:
+    if trains and share % config.microbatches:
         raise ConfigError(
             f"microbatches must divide a replica's share of the batch, {share} examples ({batch} over {num_replicas} "
             f"replicas). Received: {config.microbatches}"
         )
-    if (config.mixup or config.cutmix) and share % 2:
+    if trains and (config.mixup or config.cutmix) and share % 2:
         sizes = _nearest_sizes(batch, 2 * num_replicas)
         raise ConfigError(
             "mixup and cutmix mix pairs of examples, so each replica must have an even number of them. Received: "

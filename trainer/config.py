@@ -194,7 +194,7 @@ def of_run(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run's `config.json` that says what was trained: for whoever uses what came of it."""
     kept = {name for name, field in FIELDS.items() if field.metadata["changes_numbers"]}
     # What has no effect but in training would be refused.
-    kept -= {name for name, field in FIELDS.items() if field.metadata["modes"] and "eval" not in field.metadata["modes"]}
+    kept -= {name for name, field in FIELDS.items() if (modes := field.metadata["modes"]) and "eval" not in modes}
     kept |= {"data_dir", "max_corrupt_records"}  # where the data is, and the budget without which skipping is refused
     return {name: value for name, value in stored.items() if name in kept}
 

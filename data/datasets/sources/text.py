@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -181,6 +182,8 @@ class Text(source.Source):
                 yield from self._lines(file)
         except UnicodeDecodeError as error:
             raise errors.DataError(f"{file} is not UTF-8: {error}. Convert it.") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise errors.DataError(f"{file} does not read as gzip: {error}. Fetch it again.") from error
 
     def _lines(self, file: str) -> Iterator[Document]:
         packed = file.endswith(".gz")
@@ -209,11 +212,18 @@ class Text(source.Source):
     def _document(self, fields: dict[str, Any], where: str) -> Document:
         for name, kinds, option in ((self._text, (str,), "text"), (self._label, (str, int), "label")):
             if name is not None and not (name in fields and isinstance(fields[name], kinds)):
+                guess = "" if name in fields else catalog.nearest(name, list(fields))
+                found = repr(fields[name]) if name in fields else ", ".join(fields) or "no fields"
                 raise errors.DataError(
-                    f"{where} has no {option} in a field {name!r}{catalog.nearest(name, list(fields))}. Mend it, or "
-                    f"name another: --{option}=FIELD. Received: {', '.join(fields) or 'no fields'}."
+                    f"{where} has no {option} in a field {name!r}{guess}. Mend it, or name another: --{option}=FIELD. "
+                    f"Received: {found}."
                 )
-        return fields[self._text], str(fields[self._label]) if self._label else ""
+        document = fields[self._text], str(fields[self._label]) if self._label else ""
+        try:
+            "".join(document).encode()  # JSON may hold what is no character: half of a pair such as \\ud83d
+        except UnicodeEncodeError as error:
+            raise errors.DataError(f"{where} holds what UTF-8 cannot: {error}. Mend it.") from error
+        return document
 
 
 def _files(path: str) -> tuple[dict[str, int], dict[str, str | None]]:

@@ -164,6 +164,8 @@ def test_entries_of_a_table_are_set_over_what_a_file_says(tmp_path: pathlib.Path
     assert merged.optimizer_options == {"momentum": 0.5, "nesterov": True}
     unset = _resolve(f"--config={file}", *NEEDED, "--optimizer=adam", "--optimizer_options=")
     assert unset.optimizer_options == {}
+    said = flags.origins(flags.layers(flags.parse(["trainer", *NEEDED, "--optimizer_options="]), {}))
+    assert "optimizer_options" not in said["flags"]
     file.write_text("optimizer_options = 3\n")
     with pytest.raises(ConfigError, match="optimizer_options takes a table. Received: 3"):
         _resolve(f"--config={file}", *NEEDED, "--optimizer_options.nesterov=true")

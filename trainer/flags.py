@@ -12,6 +12,7 @@ from absl import flags
 from trainer import config as config_lib
 from trainer import platforms
 from trainer.errors import ConfigError, UsageError
+from trainer.options.field import default
 from trainer.platforms import Layer
 from trainer.rules import STOPS
 
@@ -156,7 +157,7 @@ def origins(found: Sequence[Layer]) -> dict[str, dict[str, str]]:
     last = {name: layer.source for layer in found for name in layer.values}
     for name, field in config_lib.FIELDS.items():
         value = getattr(config, name)
-        if name in last and value != field.default:
+        if name in last and value != default(field):
             said[last[name]][name] = "..." if field.metadata["secret"] else config_lib.to_flag(value)
     return {source: values for source, values in said.items() if values}
 
@@ -191,9 +192,9 @@ def help_text() -> str:
         if field.metadata["group"] != group:
             group = field.metadata["group"]
             lines += ["", f"{group}:"]
-        default = "" if field.default in (None, "", dataclasses.MISSING) else f" [default: {field.default}]"
+        said = "" if field.default in (None, "", dataclasses.MISSING) else f" [default: {field.default}]"
         kind = "|".join(field.metadata["choices"]) or config_lib.type_name(name)
-        lines.append(f"  --{name}=<{kind}>{default}")
+        lines.append(f"  --{name}=<{kind}>{said}")
         lines += textwrap.wrap(field.metadata["help"], _HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 

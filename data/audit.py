@@ -111,7 +111,9 @@ def _as_text(report: Any, written: list[str]) -> str:
     if found:
         kinds = collections.Counter(finding.kind for finding in found)
         lines.append(f"{len(found):,} findings: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
-        if not written:
+        if kinds.keys() <= findings.HARMLESS:
+            lines.append("Records that repeat others may be meant so; if not, rebuild these files")
+        elif not written:
             lines.append("Rebuild these files, or leave bad records out of training: --write_quarantine")
     else:
         lines.append("Clean: nothing was found.")

@@ -269,6 +269,8 @@ def test_duplicates_are_found_over_splits_and_by_key(dataset, capsys):
         ("duplicate_key", test_file, 0),
     ]
     assert f"record 3 of {FILE}" in found[1]["message"]
+    assert audit.main(["audit", str(dataset)]) == audit.EXIT_DATA
+    assert "Records that repeat others may be meant so" in capsys.readouterr().out
     report(dataset, "--ignore=duplicate_record", capsys=capsys, code=audit.EXIT_CLEAN)
 
 

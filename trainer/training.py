@@ -247,7 +247,8 @@ class Training:
         """
         budget = (self._config.grace_secs - self._store.write_secs - _LAST_WORDS_SECS) / 2
         steps = math.floor(budget / self._secs_of_step) if self._secs_of_step else self._config.steps_per_loop
-        if steps < 1 and not self._warned_of_grace:
+        # The first call tells of the compilation, not yet of a step.
+        if steps < 1 and self._calls > 1 and not self._warned_of_grace:
             self._warned_of_grace = True
             _log.warning(
                 "a step takes %.1f s and a save %.1f s: a request to stop may not leave the time to save within "

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+_SHOWN = 4  # inputs that a message names; a table may have hundreds
+
 
 @dataclasses.dataclass(frozen=True)
 class Array:
@@ -32,6 +34,13 @@ class Spec:
     label: Array
     num_classes: int | None
     task: str = "classification"
+
+    @property
+    def described(self) -> str:
+        """The inputs, for messages: `age () float32, sex () int32`; a single one is called `input`."""
+        inputs = self.inputs if isinstance(self.inputs, Mapping) else {"input": self.inputs}
+        shown = [f"{name} {array.shape} {array.dtype}" for name, array in [*inputs.items()][:_SHOWN]]
+        return ", ".join(shown) + (f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else "")
 
     @property
     def sequence_length(self) -> int | None:

@@ -1,13 +1,17 @@
 """Regression and several labels at once: losses and metrics are those of NumPy and scikit-learn, padding aside."""
 
+import dataclasses
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from sklearn import metrics as sklearn_metrics
 
+from data import synthetic
 from data.spec import Array, Spec
-from trainer import internals, models, tasks
+from trainer import config, inputs, internals, models, tasks
 from trainer.errors import ConfigError
 
 IMAGE = Array((8, 8, 1), "uint8")
@@ -18,6 +22,7 @@ def _spec(shape: tuple[int, ...], dtype: str, below: int | None = None, num_clas
 
 
 REAL, ROW, WHOLE = _spec((), "float32"), _spec((3,), "float32"), _spec((), "int32")
+TOKENS = _spec((3,), "int32", 9)
 BITS, WHOLE_ROW, CLASS = _spec((3,), "float32", 2), _spec((3,), "int32"), _spec((), "int32", num_classes=5)
 
 
@@ -32,6 +37,7 @@ BITS, WHOLE_ROW, CLASS = _spec((3,), "float32", 2), _spec((3,), "int32"), _spec(
         (WHOLE, "", ("regression",)),
         (WHOLE_ROW, "", ("regression", "multi_label")),
         (_spec((2, 2), "float32"), "", ()),
+        (TOKENS, "language_model", ()),
     ],
 )
 def test_the_task_is_what_the_label_says_or_the_user_asks_for(spec: Spec, chosen: str, others: tuple) -> None:
@@ -43,6 +49,41 @@ def test_the_task_is_what_the_label_says_or_the_user_asks_for(spec: Spec, chosen
         else:
             with pytest.raises(ConfigError, match=f"--task={name} cannot be had: "):
                 tasks.choose(name, spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "takes", "refuses"),
+    [
+        (CLASS, [(5,), (8,)], [(), (4,), (7, 5)]),
+        (TOKENS, [(3, 9), (3, 16)], [(9,), (3, 8), (4, 9)]),
+        (BITS, [(3,)], [(1,), (4,), (2, 3)]),  # of (1,) the loss would compare the one number with all three
+        (REAL, [(), (1,)], [(2,)]),
+        (ROW, [(3,)], [(1,), (3, 3)]),
+    ],
+)
+def test_a_model_that_gives_another_shape_than_the_task_takes_is_refused(
+    spec: Spec, takes: list[tuple], refuses: list[tuple]
+) -> None:
+    spec = dataclasses.replace(spec, task=tasks.choose("auto", spec))
+    for shape in takes:
+        tasks.check_output(shape, spec)
+    for shape in refuses:
+        with pytest.raises(ConfigError, match=re.escape(f"Received: {shape} for each example")):
+            tasks.check_output(shape, spec)
+    tasks.check_output((1, 2, 3), dataclasses.replace(spec, task=""))
+
+
+def test_classes_are_not_made_of_other_labels() -> None:
+    for spec, given in ((REAL, 5), (BITS, 5), (TOKENS, 8)):
+        dataset = synthetic.Dataset("it", {}, lambda image_size, spec=spec: spec)
+        with pytest.raises(ConfigError, match=f"label of it is not one class.*Received: {given}"):
+            inputs._spec(dataset, config.merge({"dataset": "it", "model_dir": "run", "num_classes": given}))
+
+
+def test_a_message_names_the_first_of_many_inputs() -> None:
+    columns = dataclasses.replace(REAL, inputs={name: Array((), "float32") for name in "abcdef"})
+    assert columns.described == "a () float32, b () float32, c () float32, d () float32 and 2 more"
+    assert REAL.described == "input (8, 8, 1) uint8"
 
 
 def _evaluated(spec: Spec, y: np.ndarray, y_pred: np.ndarray, *, size: int) -> dict[str, float]:

@@ -109,6 +109,8 @@ class Assembly:
                 "mixup, cutmix and label_smoothing make shares of classes of these. Leave one or the other out. "
                 f"Received: {', '.join(brought)}"
             )
+        if "loss" not in brought:
+            self._check_output(model)
         model.compile(
             optimizer=brought.get("optimizer") or optimizers.build(self.config, self.plan.learning_rate),
             loss=brought["loss"] if "loss" in brought else tasks.loss(self.spec),
@@ -127,6 +129,12 @@ class Assembly:
             )
         internals.use_statistics(model)
         return model
+
+    def _check_output(self, model: keras.Model) -> None:
+        outputs = getattr(model, "outputs", None) or []  # a subclassed model tells none before it is called
+        own = internals.overrides(model, "compute_loss") or internals.overrides(model, "train_step")
+        if len(outputs) == 1 and None not in outputs[0].shape[1:] and not own:
+            tasks.check_output(outputs[0].shape[1:], self.spec)
 
     def _refuse_optimizer_options(self) -> None:
         given = [name for name in OPTIMIZER_OPTIONS if getattr(self.config, name) != default(FIELDS[name])]

@@ -44,7 +44,7 @@ def check(config: Config, spec: Spec) -> None:
     if named:
         if not isinstance(image, Array) or len(image.shape) != _IMAGE_RANK:
             raise ConfigError(
-                f"{', '.join(named)} is for data whose input is one image. Received: {image}. Leave it out"
+                f"{', '.join(named)} is for data whose input is one image. Received: {spec.described}. Leave it out"
             )
         if wanted.rand_augment and (image.dtype != "uint8" or image.shape[-1] not in _RAND_AUGMENT_CHANNELS):
             raise ConfigError(f"RandAugment takes uint8 images with 1 or 3 channels. Received: {image}. Leave it out")

@@ -307,13 +307,12 @@ def _open_synthetic(config: Config) -> SyntheticInputs:
 
 def _spec(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec:
     spec = dataset.spec(config.image_size)
-    if spec.label.below is not None:
-        if config.num_classes not in (None, spec.label.below):
+    if config.num_classes not in (None, spec.label.below):
+        if spec.label.below is not None or spec.label.dtype != "int32":
             raise ConfigError(
-                f"the label of {dataset.name} is one of {spec.label.below} tokens; leave out num_classes. "
-                f"Received: {config.num_classes}"
+                f"the label of {dataset.name} is not one class; leave out num_classes. "
+                f"Received: {config.num_classes}, label {spec.label}"
             )
-    elif config.num_classes is not None:
         if spec.num_classes is not None and config.num_classes < spec.num_classes:
             raise ConfigError(
                 f"num_classes must hold every class of {dataset.name}, which has {spec.num_classes}. "

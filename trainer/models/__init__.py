@@ -118,7 +118,7 @@ def _without_none(hint: Any) -> Any:
 
 def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
     """Calls code of a model; what it raises becomes one line that says where."""
-    what = f"the model {name} cannot be built for {_described(spec)}"
+    what = f"the model {name} cannot be built for {spec.described}, {spec.num_classes} classes"
     try:
         with diagnose.explained(what):
             return function(options, spec)
@@ -131,12 +131,6 @@ def _explained(name: str, function: Callable, options: Any, spec: Spec) -> Any:
         message, name_of_kind = diagnose.short(error), type(error).__name__
         kind = "" if isinstance(error, ValueError) or message == name_of_kind else f"{name_of_kind}: "
         raise ConfigError(f"{what}: {kind}{message}{where}") from error
-
-
-def _described(spec: Spec) -> str:
-    inputs = spec.inputs if isinstance(spec.inputs, Mapping) else {"input": spec.inputs}
-    shapes = ", ".join(f"{key} {array.shape} {array.dtype}" for key, array in inputs.items())
-    return f"{shapes}, {spec.num_classes} classes"
 
 
 def _checked_compile_args(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

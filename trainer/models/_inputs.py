@@ -23,7 +23,7 @@ def image_input(spec: Spec) -> tuple[keras.KerasTensor, keras.KerasTensor]:
     """
     array = spec.inputs
     if not isinstance(array, Array) or len(array.shape) != 3:
-        raise ValueError(f"it takes one image of shape (height, width, channels). Received: {spec.inputs}")
+        raise ValueError(f"it takes one image of shape (height, width, channels). Received: {spec.described}")
     image = keras.Input(array.shape, dtype=array.dtype, name="image")
     return image, normalised(image, array)
 

@@ -39,7 +39,7 @@ def token_inputs(spec: Spec) -> tuple[Any, keras.KerasTensor, keras.KerasTensor 
     """
     arrays = {"tokens": spec.inputs} if isinstance(spec.inputs, Array) else spec.inputs
     if not {"tokens"} <= arrays.keys() <= {"tokens", "segments"} or any(len(a.shape) != 1 for a in arrays.values()):
-        raise ValueError(f"it takes tokens [S], or tokens and segments. Received: {spec.inputs}")
+        raise ValueError(f"it takes tokens [S], or tokens and segments. Received: {spec.described}")
     inputs = {name: keras.Input(array.shape, dtype=array.dtype, name=name) for name, array in arrays.items()}
     tokens = inputs["tokens"]
     if "segments" in inputs:

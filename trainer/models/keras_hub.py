@@ -149,7 +149,7 @@ def _vocabulary(spec: Spec) -> int:
     arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_TOKENS: spec.inputs}
     found = arrays.get(_TOKENS)
     if not arrays.keys() <= {_TOKENS, _SEGMENTS} or found is None or len(found.shape) != 1 or found.below is None:
-        raise ValueError(f"it takes tokens [S] of a vocabulary of known size. Received: {spec.inputs}")
+        raise ValueError(f"it takes tokens [S] of a vocabulary of known size. Received: {spec.described}")
     return found.below
 
 

@@ -6,6 +6,7 @@ A task module holds
     is_meant(spec) -> bool                only if labels that can be learned so may be meant for something else: whether
                                           this one is not, so that `auto` may choose the task
     num_outputs(spec) -> int              numbers that the model gives for an example, or for each of its positions
+    takes(shape, spec) -> bool            whether what a model gives for an example can be held against the label
     loss(spec) -> keras.losses.Loss       a mean over examples (and positions): equal shares then make equal gradients
     metrics(spec) -> list                 new objects, to be made under the strategy's scope
     outputs(y_pred, spec) -> dict         what an export gives, by name
@@ -79,6 +80,16 @@ def num_outputs(spec: Spec) -> int:
     if not spec.task:
         raise ValueError(f"the size of its output is not known, as no task fits the label. Received: {spec.label}")
     return _module(spec.task).num_outputs(spec)
+
+
+def check_output(shape: tuple[int, ...], spec: Spec) -> None:
+    """Raises ConfigError where the task's loss cannot hold what a model gives, [B, *shape], against the label."""
+    if spec.task and not _module(spec.task).takes(shape, spec):
+        raise ConfigError(
+            f"the task {spec.task} cannot hold what the model gives against the label; choose a model for this data, "
+            f"or bring a loss in the model's compile_args. Received: {shape} for each example of {spec.described}; a "
+            f"label of shape {spec.label.shape}, {num_outputs(spec)} outputs"
+        )
 
 
 def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:

@@ -18,6 +18,11 @@ def num_outputs(spec: Spec) -> int:
     return int(spec.num_classes or 0)
 
 
+def takes(shape: tuple[int, ...], spec: Spec) -> bool:
+    """[C], after the axes of a label that has any; more logits than classes are none's."""
+    return len(shape) > len(spec.label.shape) and shape[:-1] == spec.label.shape and shape[-1] >= num_outputs(spec)
+
+
 def loss(spec: Spec) -> keras.losses.Loss:
     """Cross-entropy of float32 logits [B, num_classes] against int32 classes [B] or shares [B, num_classes]."""
     return CrossEntropy(name="cross_entropy")

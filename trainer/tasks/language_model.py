@@ -28,6 +28,11 @@ def num_outputs(spec: Spec) -> int:
     return int(spec.label.below or spec.num_classes or 0)
 
 
+def takes(shape: tuple[int, ...], spec: Spec) -> bool:
+    """[S, vocabulary]; a vocabulary filled up to a size that suits the hardware is larger."""
+    return len(shape) > len(spec.label.shape) and shape[:-1] == spec.label.shape and shape[-1] >= num_outputs(spec)
+
+
 def loss(spec: Spec) -> keras.losses.Loss:
     """See `TokenCrossentropy`."""
     return TokenCrossentropy()

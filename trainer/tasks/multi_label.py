@@ -14,6 +14,8 @@ def reason_against(spec: Spec) -> str | None:
         return "the label is one class"
     if len(spec.label.shape) != 1:
         return "the label is not one zero or one for each class, of shape [classes]"
+    if spec.label.below not in (None, _BELOW_BOOLEAN):
+        return "the label is tokens, not zeros and ones"
     return None
 
 
@@ -25,6 +27,11 @@ def is_meant(spec: Spec) -> bool:
 def num_outputs(spec: Spec) -> int:
     """A logit a class."""
     return int(spec.label.shape[0])
+
+
+def takes(shape: tuple[int, ...], spec: Spec) -> bool:
+    """[C]; of another shape the loss would broadcast it."""
+    return shape == spec.label.shape
 
 
 def loss(spec: Spec) -> keras.losses.Loss:

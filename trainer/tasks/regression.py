@@ -16,6 +16,8 @@ def reason_against(spec: Spec) -> str | None:
         return "the label is a class"
     if len(spec.label.shape) > _SINGLE_OR_ROW:
         return "the label is neither a number nor a row of numbers"
+    if spec.label.dtype == "int32" and spec.label.below is not None:
+        return "the label is tokens, not quantities"
     return None
 
 
@@ -27,6 +29,11 @@ def is_meant(spec: Spec) -> bool:
 def num_outputs(spec: Spec) -> int:
     """As many as the label has."""
     return math.prod(spec.label.shape)
+
+
+def takes(shape: tuple[int, ...], spec: Spec) -> bool:
+    """As many numbers as the label has."""
+    return math.prod(shape) == num_outputs(spec)
 
 
 def loss(spec: Spec) -> keras.losses.Loss:

@@ -174,6 +174,9 @@ def test_values_that_are_not_finite_are_an_error() -> None:
     x["far"][7, 1] = np.nan
     with pytest.raises(ConfigError, match="the layer far_ones .* not finite. Received: mean .*nan"):
         _adapt(_normalised, data=(x, y))
+    x["far"][:, 1] = np.where(np.arange(len(y)) % 2, 1e25, 0)  # a feature that would be 0 from there on
+    with pytest.raises(ConfigError, match="the layer far_ones .* float32 cannot hold. Received: 2.5e[+]49"):
+        _adapt(_normalised, data=(x, y))
 
 
 def test_the_step_leaves_the_statistics_alone() -> None:

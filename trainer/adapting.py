@@ -82,6 +82,12 @@ def adapt(
                 f"the layer {layer.name} is to normalise by mean and variance of the training data, which holds values "
                 f"that are not finite. Received: mean {moments.mean}. Rebuild the dataset without them"
             )
+        # An infinite variance would make 0 of every value, and nobody would know.
+        if (moments.variance > np.finfo(np.float32).max).any():
+            raise ConfigError(
+                f"the layer {layer.name} is to normalise by the variance of the training data, which float32 cannot "
+                f"hold. Received: {np.max(moments.variance):.3g}. Rebuild the dataset in a larger unit"
+            )
         with strategy.scope():
             layer.adapt_mean.assign(np.asarray(moments.mean, np.float32))
             layer.adapt_variance.assign(np.asarray(moments.variance, np.float32))

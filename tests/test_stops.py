@@ -177,6 +177,12 @@ def test_a_step_longer_than_the_grace_is_warned_of(slow: Slow) -> None:
     assert err.count("a request to stop may not leave the time to save within --grace_secs=2") == 1
 
 
+@pytest.mark.nightly
+def test_a_compilation_longer_than_the_grace_is_no_such_step(slow: Slow) -> None:
+    process = slow.start("--mode=train", "--train_steps=20", "--grace_secs=1.2")
+    assert "a request to stop" not in ended(process, 0)
+
+
 def test_a_second_interrupt_leaves_at_once(slow: Slow) -> None:
     process = slow.start("--mode=train", "--train_steps=10", "--grace_secs=1000", train_secs=10000)
     slow.wait_for(process, "train")

@@ -56,6 +56,7 @@ def test_extras_have_their_names():
         "hub",
         "digits",
         "text",
+        "languages",
         "beam",
         "dev",
     ]

@@ -253,9 +253,10 @@ class Replicated:
             before = [variable.value.read_value() for variable, _ in pairs]
             for variable, average in pairs:
                 variable.assign(average.value)
-            try:
-                yield
-            finally:
+        try:
+            yield  # outside of the scope: what is made there, such as the model of an export, is not of the strategy
+        finally:
+            with self.strategy.scope():
                 for (variable, _), value in zip(pairs, before, strict=True):
                     variable.assign(value)
 

@@ -194,7 +194,12 @@ def test_a_sentencepiece_model(tmp_path, built, refused):
         ("a.jsonl", '{"test": "x"}', LM, "no text in a field 'text' .did you mean 'test'"),
         ("a.jsonl", '{"text": null}', LM, "no text in a field 'text'. Mend it.*Received: None"),
         ("a.jsonl", '{"text": "x"}\n{"text": "\\ud83d"}', LM, "Line 2 of .*a.jsonl holds what UTF-8 cannot"),
-        ("a.json.gz", gzip.compress(b'{"text": "x"}')[:-9], LM, "a.json.gz does not read as gzip: .*Fetch it again"),
+        (
+            "a.json.gz",
+            gzip.compress(b'{"text": "x"}', mtime=0)[:-9],
+            LM,
+            "a.json.gz does not read as gzip: .*Fetch it again",
+        ),
         ("a.json.gz", '{"text": "x"}', LM, "a.json.gz does not read as gzip: Not a gzipped"),
         ("a.jsonl", '{"text": "", "k": 1}', [*LM, "--label=k"], "without any token"),
         ("a.csv", "text\nx", LM, "no file there ends with"),

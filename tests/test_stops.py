@@ -179,7 +179,7 @@ def test_a_step_longer_than_the_grace_is_warned_of(slow: Slow) -> None:
 
 @pytest.mark.nightly
 def test_a_compilation_longer_than_the_grace_is_no_such_step(slow: Slow) -> None:
-    process = slow.start("--mode=train", "--train_steps=20", "--grace_secs=1.2")
+    process = slow.start("--mode=train", "--train_steps=20", "--grace_secs=2")
     assert "a request to stop" not in ended(process, 0)
 
 

@@ -77,7 +77,7 @@ def test_classes_are_not_made_of_other_labels() -> None:
     for spec, given in ((REAL, 5), (BITS, 5), (TOKENS, 8)):
         dataset = synthetic.Dataset("it", {}, lambda image_size, spec=spec: spec)
         with pytest.raises(ConfigError, match=f"label of it is not one class.*Received: {given}"):
-            inputs._spec(dataset, config.merge({"dataset": "it", "model_dir": "run", "num_classes": given}))
+            inputs.spec_of(dataset, config.merge({"dataset": "it", "model_dir": "run", "num_classes": given}))
 
 
 def test_a_message_names_the_first_of_many_inputs() -> None:

@@ -273,7 +273,7 @@ def open_inputs(config: Config, cache_dir: str) -> AnyInputs:
     if catalog.is_synthetic(config.dataset):
         return _open_synthetic(config)
     dataset = pipeline.open_dataset(config.dataset, config.data_dir)
-    spec = _spec(dataset, config)
+    spec = spec_of(dataset, config)
     repaired = quarantine.Prepared({}, [], "")
     if config.mode in (*TRAINING_MODES, *TRYING_MODES) and config.mode != PREFLIGHT:  # which reads no record
         dataset.split(config.train_split)
@@ -302,10 +302,15 @@ def _open_synthetic(config: Config) -> SyntheticInputs:
             f"Received: {', '.join(given)}"
         )
     dataset = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes, config.sequence_length)
-    return SyntheticInputs(config, dataset, _spec(dataset, config), quarantine.Prepared({}, [], ""))
+    return SyntheticInputs(config, dataset, spec_of(dataset, config), quarantine.Prepared({}, [], ""))
 
 
-def _spec(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec:
+def spec_of(dataset: pipeline.Dataset | synthetic.Dataset, config: Config) -> Spec:
+    """What a run trains on: the dataset's spec with the run's classes and task.
+
+    Raises:
+        ConfigError: num_classes, task or augmentation that the data cannot have.
+    """
     spec = dataset.spec(config.image_size)
     if config.num_classes not in (None, spec.label.below):
         if spec.label.below is not None or spec.label.dtype != "int32":

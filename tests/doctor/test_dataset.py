@@ -59,6 +59,18 @@ def found(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
             "dataset.room",
             {"dataset": str(sound), "model_dir": "/nowhere", "model": "tests.models_that_fail", "model_options": EXITS},
         ),
+        "a task": Look(
+            "dataset.room",
+            {
+                "dataset": "synthetic",
+                "model_dir": str(directory / "run"),
+                "task": "language_model",
+                "sequence_length": 4,
+                "num_classes": 9,
+                "model": "transformer",
+                "model_options": {"width": 8, "heads": 2, "depth": 1},
+            },
+        ),
         "unread": Look("dataset.room", {"dataset": "/nowhere", "model_dir": "/nowhere"}),
     }
     with full_disk(directory / "full"):
@@ -97,7 +109,7 @@ def test_faults_of_datasets(found: dict[str, dict[str, Finding]]) -> None:
 
 @pytest.mark.slow
 def test_room_for_checkpoints(found: dict[str, dict[str, Finding]]) -> None:
-    assert found["room"]["checkpoint room"].status == "pass"
+    assert statuses(found["room"]) == statuses(found["a task"]) == {"checkpoint room": "pass"}
     full, stage = found["no room"]["checkpoint room"], found["no room to stage"]["checkpoint room"]
     assert full.status == "fail" and "MiB needed" in full.what
     assert (stage.status, stage.retryable) == ("fail", True) and "where it is staged" in stage.what

@@ -142,6 +142,9 @@ def room(case: Case) -> Iterator[Finding]:
     except (DataError, *storage.FILE_ERRORS):  # another check says so
         yield skipped("checkpoint room", "it takes the dataset to know, and that does not open")
         return
+    except ConfigError as error:
+        yield refused("model", error)
+        return
     try:
         num_bytes = _checkpoint_bytes(trains, read)
     except BaseException as error:  # whatever the code of the user's model raises, sys.exit() too
@@ -204,9 +207,9 @@ def _inputs(config: Config) -> tuple[Config, Any]:
     untouched = quarantine.Prepared({}, [], "")
     if catalog.is_synthetic(config.dataset):
         made = synthetic.open_dataset(config.dataset, config.data_dir, config.num_classes, config.sequence_length)
-        return trains, inputs.SyntheticInputs(trains, made, made.spec(config.image_size), untouched)
+        return trains, inputs.SyntheticInputs(trains, made, inputs.spec_of(made, trains), untouched)
     opened = pipeline.open_dataset(config.dataset, config.data_dir)
-    return trains, inputs.Inputs(trains, opened, opened.spec(config.image_size), untouched)
+    return trains, inputs.Inputs(trains, opened, inputs.spec_of(opened, trains), untouched)
 
 
 def _checkpoint_bytes(config: Config, read: Any) -> int:

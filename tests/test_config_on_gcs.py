@@ -44,6 +44,7 @@ def test_eval_goes_by_the_options_of_the_run(gcs: Gcs) -> None:
     assert (found["dataset"], found["model"], found["seed"]) == ("digits", "mlp", 7)
 
 
+@pytest.mark.nightly
 def test_a_file_that_is_not_there_and_a_bucket_that_does_not_answer(gcs: Gcs) -> None:
     done = _print_config(gcs, f"--config={gcs.url}/none.toml", code=EXIT_CONFIG)
     assert "the file cannot be read. Name one that is there" in done.stderr

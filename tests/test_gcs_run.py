@@ -136,6 +136,7 @@ def test_its_export_holds_what_it_trained(on_gcs: OnGcs) -> None:
     assert chaos_checks.export(on_gcs.local, on_gcs.quiet, chaos_checks.Bounds(0.0)) == []
 
 
+@pytest.mark.nightly
 def test_an_export_that_is_killed_leaves_none_and_the_next_one_serves_from_the_bucket(on_gcs: OnGcs) -> None:
     bucket, flags = on_gcs.bucket, ["--mode=export", "--model=cnn", f"--model_dir={on_gcs.bucket.url}/run"]
     names = {name for name in bucket.objects() if name.startswith("run/export")}

@@ -170,6 +170,7 @@ def test_the_step_does_nothing_however_long_the_loops(nan: Planted, tmp_path: pa
     assert (recomputed > 0) == (policy == "rollback")
 
 
+@pytest.mark.nightly
 def test_two_replicas_agree(nan: Planted, tmp_path: pathlib.Path) -> None:
     dirs = {policy: tmp_path / policy for policy in ("skip", "rollback")}
     commands = [[*nan.flags(path, norm=False), "--replicas=2", f"--on_nonfinite={p}"] for p, path in dirs.items()]

@@ -112,4 +112,4 @@ def test_evaluation_loops_cover_all_batches(examples: int) -> None:
 def test_microbatches_divide_a_replicas_share() -> None:
     config = Config(global_batch_size=12, train_steps=3, microbatches=4)
     with pytest.raises(ConfigError, match=r"6 examples \(12 over 2 replicas\). Received: 4"):
-        plan.resolve(config, num_replicas=2, num_train_examples=0, num_eval_examples=0)
+        plan.resolve(config, num_replicas=2, num_train_examples=100, num_eval_examples=0)

@@ -72,7 +72,7 @@ def test_it_measures_every_stage_and_touches_nothing_of_a_run(trainer: Trainer, 
     assert (tmp_path / "profile_input.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_decoding_large_pngs_is_named(tmp_path: pathlib.Path) -> None:
     import tensorflow as tf
 

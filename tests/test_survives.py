@@ -385,6 +385,7 @@ def test_a_clock_that_jumps_does_no_harm(trainer: Trainer, finished: pathlib.Pat
 # Checkpoints by choice.
 
 
+@pytest.mark.nightly
 def test_weights_for_another_number_of_classes(
     trainer: Trainer, finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -235,7 +235,7 @@ def test_the_command_says_what_is_wrong(start, machines, capfd):
     assert start().end(signal.SIGTERM) == service.EXIT_OK
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_goes_on_where_a_machine_was_lost(
     machines: list[Machine], mortal: Machine, trainer: Trainer, tmp_path: pathlib.Path
 ) -> None:

@@ -295,7 +295,7 @@ def test_a_killed_study_of_real_runs_goes_on_and_loses_nothing(place):
     assert config["train_steps"] == 6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_real_trial_outlives_a_killed_tuner(place):
     process = tune(place, "--", "--train_steps=100000", "--eval_every_steps=100000")
     running = place / "runs" / "tune" / "trial-0" / "status.json"

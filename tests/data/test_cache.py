@@ -180,7 +180,7 @@ def test_batches_from_memory_are_those_of_the_files(numbered, start_step):
         os.close(int(pathlib.Path(copy).name))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_from_copies_is_the_same(trainer: Trainer, tmp_path: pathlib.Path, folder: pathlib.Path) -> None:
     flags = ["--mode=train", "--train_steps=20", "--log_every_steps=10"]
     caches = {"none": [], "memory": ["--cache=memory"], "disk": ["--cache=disk", f"--cache_dir={folder}"]}

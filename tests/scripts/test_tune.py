@@ -260,7 +260,7 @@ def wait_for(condition, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_study_of_real_runs_goes_on_and_loses_nothing(place):
     out = place / "runs" / "tune"
     first = tune(place)

@@ -73,5 +73,5 @@ def test_microbatches_of_a_train_step_that_applies_its_own_gradients() -> None:
 
 def test_remat_of_a_layer_that_is_not_there() -> None:
     case = replicas_worker.Case(replicas_worker.blocks, replicas_worker.SGD, options={"remat": ["blok_*"]})
-    with pytest.raises(ConfigError, match="matches no layer. Received: blok_.*block_0"):
+    with pytest.raises(ConfigError, match="matches no layer. Received: 'blok_.*block_0"):
         replicas_worker.make(case, _one_replica())

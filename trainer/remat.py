@@ -4,31 +4,31 @@ Memory against time: of such a layer only the inputs are kept (Chen et al. 2016,
 pass. Keras' own `RematScope` fails under TensorFlow's tape, and finds layers by size or by exact names at their making.
 """
 
-import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainer import internals
+from trainer import internals, patterns
 from trainer.errors import ConfigError
 
 
-def rematerialise(model: keras.Model, patterns: Sequence[str]) -> None:
+def rematerialise(model: keras.Model, wanted: Sequence[str]) -> None:
     """Lets the layers of a built model whose names match a pattern, and all that is in them, keep no activations.
 
     Raises:
         ConfigError: a pattern matches no layer.
     """
     layers = [layer for layer in internals.layers(model) if layer is not model]
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers):
-            names = ", ".join(dict.fromkeys(layer.name for layer in layers))
-            raise ConfigError(f"--remat matches no layer. Received: {pattern}. The layers are: {names}")
+    names = [layer.name for layer in layers]
+    for pattern in wanted:
+        if not any(patterns.first_match(name, [pattern]) for name in names):
+            near = patterns.near(pattern, names)
+            raise ConfigError(f"--remat matches no layer. Received: {pattern!r}. There are: {near}")
     wrapped: set[int] = set()  # and what is in them: to compute within again would be to compute twice
     for layer in layers:
-        if id(layer) not in wrapped and any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in patterns):
+        if id(layer) not in wrapped and patterns.first_match(layer.name, wanted):
             wrapped.update(id(inner) for inner in internals.layers(layer))
             layer.call = _computed_again(layer, layer.call)
 

@@ -1,7 +1,6 @@
 """Optimizers and schedules. Keras' own, with what every run wants set once; ours where Keras has none."""
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
@@ -86,4 +85,4 @@ def _leave_out(optimizer: keras.optimizers.Optimizer, no_decay: Sequence[str]) -
 
 def _fits(path: str, pattern: str) -> bool:
     """As of `init_fresh`: with or without the `model/` that begins the name in a checkpoint."""
-    return fnmatchcase(path, pattern) or fnmatchcase(f"model/{path}", pattern)
+    return any(patterns.first_match(name, [pattern]) for name in (path, f"model/{path}"))

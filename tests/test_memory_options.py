@@ -1,0 +1,46 @@
+"""That microbatches and rematerialisation do what they are for; that they change no numbers, test_replicated.py holds."""
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests import replicas_worker
+
+
+class Noting(keras.layers.Layer):
+    """Notes the size of each batch that it is traced with."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.seen: list[int | None] = []
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        self.seen.append(x.shape[0])
+        return x * x
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, [64]),
+        ({"remat": ["noting"]}, [64, 64]),  # and again in the backward pass
+        ({"microbatches": 4}, [16]),  # in a loop that is traced once
+        ({"microbatches": 4, "remat": ["noting"]}, [16, 16]),
+    ],
+)
+def test_what_a_step_computes(options: dict[str, Any], seen: list[int]) -> None:
+    layer = Noting(name="noting")
+
+    def model() -> keras.Model:
+        image = keras.Input((8, 8))
+        x = keras.layers.Dense(8)(keras.layers.Flatten()(image))  # so that a gradient comes through the layer
+        return keras.Model(image, keras.layers.Dense(10)(layer(x)))
+
+    case = replicas_worker.Case(model, replicas_worker.SGD, options=options)
+    strategy = tf.distribute.get_strategy()
+    trained = replicas_worker.make(case, strategy)
+    layer.seen.clear()
+    trained.run_train_loop(replicas_worker.batches(case, strategy), 1)
+    assert layer.seen == seen

@@ -1,4 +1,4 @@
-"""That microbatches and rematerialisation do what they are for; that they change no numbers, test_replicated.py holds."""
+"""Microbatches and rematerialisation do what they are for; that they change no numbers, test_replicated.py holds."""
 
 from typing import Any
 

@@ -19,7 +19,9 @@ import keras
 import tensorflow as tf
 
 from data.spec import Array, Spec
-from trainer import cluster, finite, hardware, internals, models, optimizers, replicated, tasks
+from trainer import cluster, hardware, models, optimizers, replicated, tasks
+from trainer.backends.tensorflow import engine, internals
+from trainer.backends.tensorflow.finite import FiniteCheck
 from trainer.config import Config
 from trainer.plan import LearningRate
 
@@ -35,7 +37,7 @@ CASES = (
 )
 
 
-class Unchecked(finite.FiniteCheck):
+class Unchecked(FiniteCheck):
     """Averages the gradients and does nothing else."""
 
     def undone_unless_finite(self, step: Callable[[], None]) -> None:
@@ -50,17 +52,17 @@ class Unchecked(finite.FiniteCheck):
         return average
 
 
-KINDS = (finite.FiniteCheck, Unchecked)
+KINDS = (FiniteCheck, Unchecked)
 
 
 def _loop(
-    name: str, options: dict, strategy: tf.distribute.Strategy, steps: int, kind: type[finite.FiniteCheck]
+    name: str, options: dict, devices: cluster.Cluster, steps: int, kind: type[FiniteCheck]
 ) -> Callable[[], float]:
     """A call trains `steps` steps and returns milliseconds a step."""
-    replicated.FiniteCheck = kind
-    share = BATCH // strategy.num_replicas_in_sync
+    engine.FiniteCheck = kind
+    share = BATCH // devices.num_replicas
     keras.utils.set_random_seed(0)
-    with strategy.scope():
+    with devices.scope():
         model = models.find(name, options).build(SPEC)
         model.compile(
             optimizers.build(Config(), LearningRate("constant", 1e-3, train_steps=10**6)),
@@ -69,11 +71,11 @@ def _loop(
             jit_compile=False,
         )
     spec = (keras.KerasTensor((share, 28, 28, 1), "uint8"), keras.KerasTensor((share,), "int32"))
-    trained = replicated.Replicated(model, strategy, spec)
+    trained = replicated.Replicated(model, devices, spec)
     images = tf.cast(tf.random.stateless_uniform((share, 28, 28, 1), (0, 1), maxval=256, dtype=tf.int32), tf.uint8)
     labels = tf.random.stateless_uniform((share,), (0, 2), maxval=10, dtype=tf.int32)
     batches = tf.data.Dataset.from_tensors((images, labels)).repeat().prefetch(tf.data.AUTOTUNE)
-    iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
+    iterator = iter(devices.distribute(lambda _: batches))
 
     def run() -> float:
         begun = time.perf_counter()
@@ -91,11 +93,11 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=1)
     arguments = parser.parse_args()
     target = hardware.resolve(tpu=None, replicas=arguments.replicas, environ={})
-    strategy = cluster.connect(target, connect_timeout_secs=60).strategy
+    devices = cluster.connect(target, connect_timeout_secs=60)
     kept = True
     for name, options, steps, bound in CASES:
         # Two of each, made in an order that favours neither: what is made later lies elsewhere in memory.
-        loops = [_loop(name, options, strategy, steps, kind) for kind in (*KINDS, *reversed(KINDS))]
+        loops = [_loop(name, options, devices, steps, kind) for kind in (*KINDS, *reversed(KINDS))]
         turns = []
         for number in range(arguments.rounds):
             order = range(len(loops)) if number % 2 else reversed(range(len(loops)))

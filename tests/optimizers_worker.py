@@ -32,7 +32,7 @@ def make(name: str, devices: cluster.Cluster) -> replicated.Replicated:
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     planned = LearningRate("cosine", 0.05, 2 * EMA_STEPS, warmup_steps=0 if name == "ftrl" else 2, final_factor=0.1)
-    with devices.strategy.scope():
+    with devices.scope():
         vector = keras.Input((FEATURES,))
         x = keras.layers.RMSNormalization()(keras.layers.Dense(12, activation="relu")(vector))
         model = keras.Model(vector, keras.layers.Dense(CLASSES, name="logits")(x))
@@ -43,7 +43,7 @@ def make(name: str, devices: cluster.Cluster) -> replicated.Replicated:
         )
     share = BATCH // devices.num_replicas
     spec = keras.KerasTensor((share, FEATURES)), keras.KerasTensor((share,), dtype="int32")
-    return replicated.Replicated(model, devices.strategy, spec)
+    return replicated.Replicated(model, devices, spec)
 
 
 def batches(devices: cluster.Cluster, begin: int) -> Any:
@@ -56,7 +56,7 @@ def batches(devices: cluster.Cluster, begin: int) -> Any:
         share = BATCH // devices.num_replicas
         return tf.data.Dataset.from_tensor_slices((x, y)).skip(begin * BATCH).batch(share, drop_remainder=True)
 
-    return iter(devices.strategy.distribute_datasets_from_function(local))
+    return iter(devices.distribute(local))
 
 
 def train(name: str, devices: cluster.Cluster) -> dict[str, np.ndarray]:

@@ -111,7 +111,7 @@ class Planted:
 
     def train(self, parts: Sequence[tuple[int, int]], *, norm: bool) -> dict[str, np.ndarray]:
         """What a checkpoint holds after training over these ranges of steps, if all others have done nothing."""
-        strategy = cluster.connect(hardware.resolve(tpu=None, replicas=1, environ={}), connect_timeout_secs=60).strategy
+        devices = cluster.connect(hardware.resolve(tpu=None, replicas=1, environ={}), connect_timeout_secs=60)
         keras.utils.clear_session()  # names are numbered
         keras.utils.set_random_seed(0)
         x = given = keras.Input(self.batches[0][0].shape[1:])
@@ -125,7 +125,7 @@ class Planted:
             jit_compile=False,
         )
         batch = keras.KerasTensor((BATCH, 6), "float32"), keras.KerasTensor((BATCH,), "int32")
-        trained = replicated.Replicated(model, strategy, batch)
+        trained = replicated.Replicated(model, devices, batch)
         for begin, end in parts:
             model.optimizer.iterations.assign(begin)
             batches = tf.data.Dataset.from_tensor_slices(

@@ -27,13 +27,13 @@ def scaled(scale: float, **options: int) -> keras.optimizers.Optimizer:
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-2), initial_scale=scale, **options)
 
 
-def make(strategy: tf.distribute.Strategy, outputs: int, optimizer: dict, loss: object) -> replicated.Replicated:
+def make(devices: cluster.Cluster, outputs: int, optimizer: dict, loss: object) -> replicated.Replicated:
     """Weights without biases on inputs of `[b, 10]` and of `[b, 4]`; those of the head compute in float32."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
-    share = BATCH // strategy.num_replicas_in_sync
-    with strategy.scope():
+    share = BATCH // devices.num_replicas
+    with devices.scope():
         x, zeros = keras.Input((10,)), keras.Input((VANISHED,))
         flat = {"use_bias": False, "kernel_initializer": "zeros"}
         body = keras.layers.Dense(outputs, **flat)(x) + keras.layers.Dense(outputs, **flat)(zeros)
@@ -41,12 +41,12 @@ def make(strategy: tf.distribute.Strategy, outputs: int, optimizer: dict, loss: 
         model = keras.Model([x, zeros], keras.layers.Add(dtype="float32")([body, head]))
         model.compile(scaled(**optimizer), loss, jit_compile=False)
         spec = [keras.KerasTensor((share, 10)), keras.KerasTensor((share, VANISHED))]
-        return replicated.Replicated(model, strategy, (spec, keras.KerasTensor((share, outputs))))
+        return replicated.Replicated(model, devices, (spec, keras.KerasTensor((share, outputs))))
 
 
-def batches(strategy: tf.distribute.Strategy, x: np.ndarray, y: np.ndarray):
+def batches(devices: cluster.Cluster, x: np.ndarray, y: np.ndarray):
     """Of `[steps, BATCH, 10]` and `[steps, BATCH, outputs]`; replicas take turns within a batch."""
-    num_replicas = strategy.num_replicas_in_sync
+    num_replicas = devices.num_replicas
     arrays = (x.astype("float32"), np.zeros((*x.shape[:2], VANISHED), "float32"), y.astype("float32"))
     rows = [array.reshape(-1, *array.shape[2:]) for array in arrays]
 
@@ -54,18 +54,18 @@ def batches(strategy: tf.distribute.Strategy, x: np.ndarray, y: np.ndarray):
         flat = tf.data.Dataset.from_tensor_slices(((rows[0], rows[1]), rows[2]))
         return flat.batch(BATCH // num_replicas, drop_remainder=True)
 
-    return iter(strategy.distribute_datasets_from_function(local))
+    return iter(devices.distribute(local))
 
 
-def underflow(strategy: tf.distribute.Strategy) -> dict[str, float]:
+def underflow(devices: cluster.Cluster) -> dict[str, float]:
     """Gradients that are the inputs: of one report, of it gone on with from its state, and of the next."""
 
     def fresh() -> replicated.Replicated:
-        return make(strategy, 1, {"scale": 1.0}, lambda y, y_pred: keras.ops.mean(y_pred, -1))
+        return make(devices, 1, {"scale": 1.0}, lambda y, y_pred: keras.ops.mean(y_pred, -1))
 
     x = np.stack([np.tile(row, (BATCH, 1)) for row in (FIRST, SECOND, SECOND)])
     y = np.zeros((3, BATCH, 1))
-    trained, iterator = fresh(), batches(strategy, x, y)
+    trained, iterator = fresh(), batches(devices, x, y)
     found = {"first": trained.run_train_loop(iterator, 1).logs}
     state = trained.state()
     found["same"] = trained.run_train_loop(iterator, 1).logs
@@ -73,11 +73,11 @@ def underflow(strategy: tf.distribute.Strategy) -> dict[str, float]:
     found["next"] = trained.run_train_loop(iterator, 1).logs
     resumed = fresh()
     resumed.restore(state, "memory")
-    found["resumed"] = resumed.run_train_loop(batches(strategy, x[1:], y[1:]), 1).logs
+    found["resumed"] = resumed.run_train_loop(batches(devices, x[1:], y[1:]), 1).logs
     return {f"{name}/{key}": value for name, logs in found.items() for key, value in logs.items()}
 
 
-def overflow(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+def overflow(devices: cluster.Cluster) -> dict[str, np.ndarray]:
     """Least squares with one label at which scaled gradients overflow, and without that batch."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(STEPS, BATCH, 10)), random.normal(size=(STEPS, BATCH, 2))
@@ -86,10 +86,10 @@ def overflow(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     options = {"scale": SCALE, "dynamic_growth_steps": GROWTH_STEPS}
 
     def run(begin: int, ends: Sequence[int], x: np.ndarray, y: np.ndarray, state: dict | None = None):
-        trained = make(strategy, 2, options, "mse")
+        trained = make(devices, 2, options, "mse")
         if state is not None:
             trained.restore(state, "memory")
-        iterator, found = batches(strategy, x[begin:], y[begin:]), {}
+        iterator, found = batches(devices, x[begin:], y[begin:]), {}
         for end in ends:
             done = trained.run_train_loop(iterator, end - begin)
             found[f"scale/{end}"] = done.logs["loss_scale"]
@@ -113,7 +113,7 @@ def main() -> None:
     found = {}
     for num_replicas, devices in enumerate(cluster.rehearse(2), start=1):
         for case in (underflow, overflow):
-            values = case(devices.strategy)
+            values = case(devices)
             found |= {f"{case.__name__}/{num_replicas}/{key}": np.asarray(v) for key, v in values.items()}
     np.savez(sys.argv[1], **found)
 

@@ -198,7 +198,7 @@ CASES = {
 
 
 def compiled(case: Case) -> keras.Model:
-    """The case's model, compiled; under the strategy's scope."""
+    """The case's model, compiled; under the scope of the devices."""
     config = Config(**case.optimizer, train_steps=STEPS, global_batch_size=GLOBAL_BATCH)
     planned = plan.resolve(config, num_replicas=1, num_train_examples=0, num_eval_examples=0)
     model = case.model()
@@ -211,33 +211,33 @@ def compiled(case: Case) -> keras.Model:
     return model
 
 
-def make(case: Case, strategy: tf.distribute.Strategy) -> replicated.Replicated:
-    """The case's model on the strategy's replicas."""
+def make(case: Case, devices: cluster.Cluster) -> replicated.Replicated:
+    """The case's model on the cluster's replicas."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(case.precision)
-    share = GLOBAL_BATCH // strategy.num_replicas_in_sync
+    share = GLOBAL_BATCH // devices.num_replicas
     image = keras.KerasTensor((share, 8, 8))
     half = keras.KerasTensor((share, 4, 8))
     x = {"top": half, "bottom": half} if case.model is TwoInputs.build else image
-    with strategy.scope():
+    with devices.scope():
         return replicated.Replicated(
-            compiled(case), strategy, (x, keras.KerasTensor((share,), dtype="int32")), xla=case.xla, **case.options
+            compiled(case), devices, (x, keras.KerasTensor((share,), dtype="int32")), xla=case.xla, **case.options
         )
 
 
-def batches(case: Case, strategy: tf.distribute.Strategy, *, bad_record: int | None = None) -> Any:
+def batches(case: Case, devices: cluster.Cluster, *, bad_record: int | None = None) -> Any:
     """Digits in file order, for ever; `bad_record` is NaN."""
     images, labels = digits()
     if bad_record is not None:
         images[bad_record] = np.nan
     x = {"top": images[:, :4], "bottom": images[:, 4:]} if case.model is TwoInputs.build else images
-    share = GLOBAL_BATCH // strategy.num_replicas_in_sync
+    share = GLOBAL_BATCH // devices.num_replicas
 
     def local(_: tf.distribute.InputContext) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((x, labels)).repeat().batch(share, drop_remainder=True)
 
-    return iter(strategy.distribute_datasets_from_function(local))
+    return iter(devices.distribute(local))
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -246,11 +246,11 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return (data.images / 16.0).astype("float32"), data.target.astype("int32")
 
 
-def train(name: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+def train(name: str, devices: cluster.Cluster) -> dict[str, np.ndarray]:
     """Trains a case and returns its logs, weights and each replica's view of its state."""
     case = CASES[name]
-    trained = make(case, strategy)
-    iterator = batches(case, strategy)
+    trained = make(case, devices)
+    iterator = batches(case, devices)
     found: dict[str, np.ndarray] = {}
     for begin, end in case.loops or ONE_LOOP:
         logs = trained.run_train_loop(iterator, end - begin).logs
@@ -259,19 +259,18 @@ def train(name: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     for index, weight in enumerate(trained.model.get_weights()):
         found[f"{name}/weight/{index}"] = weight
     for variable in trained.model.non_trainable_variables:
-        copies = strategy.experimental_local_results(variable.value)
-        found[f"{name}/state/{variable.path.split('/')[-1]}"] = np.stack([copy.numpy() for copy in copies])
+        found[f"{name}/state/{variable.path.split('/')[-1]}"] = np.stack(trained.engine.copies(variable))
     return found
 
 
-def batch_norm_oracle(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+def batch_norm_oracle(devices: cluster.Cluster) -> dict[str, np.ndarray]:
     """One step of batch norm: its statistics on each replica, and its input, for NumPy to average."""
     case = Case(lambda: _only_batch_norm(), SGD)
-    trained = make(case, strategy)
-    trained.run_train_loop(batches(case, strategy), 1)
+    trained = make(case, devices)
+    trained.run_train_loop(batches(case, devices), 1)
     layer = next(layer for layer in trained.model.layers if isinstance(layer, keras.layers.BatchNormalization))
     return {
-        f"oracle/{key}": np.stack([c.numpy() for c in strategy.experimental_local_results(variable.value)])
+        f"oracle/{key}": np.stack(trained.engine.copies(variable))
         for key, variable in (("mean", layer.moving_mean), ("variance", layer.moving_variance))
     }
 
@@ -282,24 +281,24 @@ BAD_RECORD = BAD_STEP * GLOBAL_BATCH + GLOBAL_BATCH // 2
 NOT_FINITE = ("adamw", "batch_norm_and_dropout", "xla_batch_norm", "own_train_step", "float16")
 
 
-def not_finite(name: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+def not_finite(name: str, devices: cluster.Cluster) -> dict[str, np.ndarray]:
     """State after a call in which BAD_STEP is not finite, and after a quiet one that ends there; and on behind it."""
     case = {
         "batch_norm_and_dropout": Case(functools.partial(dense, batch_norm=True, dropout=0.5), SGD),
         "xla_batch_norm": Case(functools.partial(dense, batch_norm=True), SGD, xla=True),
     }.get(name) or CASES[name]
     found: dict[str, np.ndarray] = {}
-    trained = make(case, strategy)
+    trained = make(case, devices)
     begin = trained.state()
     for kind, record, steps in (("quiet", None, BAD_STEP), ("halted", BAD_RECORD, STEPS_OF_CALL)):
         trained.load_state(begin)
         trained.reset_metrics()
-        done = trained.run_train_loop(batches(case, strategy, bad_record=record), steps)
+        done = trained.run_train_loop(batches(case, devices, bad_record=record), steps)
         found |= {f"{name}/{kind}/{key}": array for key, array in trained.state().items()}
         found |= {f"{name}/{kind}/log/{key}": np.array(value) for key, value in done.logs.items()}
         found[f"{name}/{kind}/at"] = np.array(-1 if done.halted_at is None else done.halted_at)
     trained.pass_over(BAD_STEP, BAD_STEP + 1)
-    done = trained.run_train_loop(batches(case, strategy), STEPS_OF_CALL)
+    done = trained.run_train_loop(batches(case, devices), STEPS_OF_CALL)
     found[f"{name}/behind/at"] = np.array(-1 if done.halted_at is None else done.halted_at)
     found[f"{name}/behind/loss"] = np.array(next(iter(done.logs.values())))
     found[f"{name}/behind/iterations"] = np.array(int(trained.model.optimizer.iterations.numpy()))
@@ -339,13 +338,13 @@ class DropoutSum(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
 
-def masks(strategy: tf.distribute.Strategy, *, with_xla: bool) -> dict[str, np.ndarray]:
+def masks(devices: cluster.Cluster, *, with_xla: bool) -> dict[str, np.ndarray]:
     """[5, MASKS] sums that hold what each replica drew in steps 1, 2, 3 and, from the state after 1, again in 2, 3."""
     found = {}
     for xla in (False, True)[: 1 + with_xla]:
         case = Case(DropoutSum, SGD, xla=xla)
-        trained = make(case, strategy)
-        iterator = batches(case, strategy)
+        trained = make(case, devices)
+        iterator = batches(case, devices)
 
         def step(trained: replicated.Replicated = trained, iterator: Any = iterator) -> np.ndarray:
             trained.model.reset_metrics()
@@ -366,14 +365,14 @@ def main() -> None:
     num_replicas, path = int(sys.argv[1]), sys.argv[2]
     tf.get_logger().setLevel("ERROR")  # it warns of retracing, and each case is a function of its own
     target = hardware.resolve(tpu=None, replicas=num_replicas, environ={})
-    strategy = cluster.connect(target, connect_timeout_secs=60).strategy
+    devices = cluster.connect(target, connect_timeout_secs=60)
     found: dict[str, np.ndarray] = {}
     names = sys.argv[3:]
     for name in names or CASES:
-        found |= train(name, strategy)
-    found |= batch_norm_oracle(strategy) | masks(strategy, with_xla=not names)
+        found |= train(name, devices)
+    found |= batch_norm_oracle(devices) | masks(devices, with_xla=not names)
     for name in [] if names else NOT_FINITE:
-        found |= not_finite(name, strategy)
+        found |= not_finite(name, devices)
     np.savez(path, **found)
 
 

@@ -53,8 +53,7 @@ def found_by(run: Assembly) -> dict[str, np.ndarray]:
     ended = {f"ended/{name}": array.copy() for name, array in run.replicated.state().items()}
     copies = {}
     for variable in run.replicated.model.non_trainable_variables:
-        here = run.devices.strategy.experimental_local_results(variable.value)
-        copies[f"copies/{variable.path}"] = np.stack([copy.numpy() for copy in here])
+        copies[f"copies/{variable.path}"] = np.stack(run.replicated.engine.copies(variable))
     return adapted | middle | ended | copies | {f"log/{name}": np.array(value) for name, value in logs.items()}
 
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from data.spec import Array, Spec
+from tests.devices import one_replica
 from trainer import adapting, export, internals, replicated
 from trainer.errors import ConfigError
 
@@ -56,7 +57,7 @@ def _adapt(make: Callable[[], keras.Model], data: tuple | None = None) -> keras.
         internals.use_statistics(model)
         model(tf.nest.map_structure(lambda values: values[:1], x))
     model, copy = models
-    adapting.adapt(model, tf.distribute.get_strategy(), copy, adapting.waiting(model), dataset)
+    adapting.adapt(model, one_replica(), copy, adapting.waiting(model), dataset)
     return model
 
 
@@ -185,7 +186,7 @@ def test_the_step_leaves_the_statistics_alone() -> None:
     model.compile("sgd", "mse", jit_compile=False)
     spec = ({n: keras.KerasTensor((SIZE, *v.shape[1:]), v.dtype.name) for n, v in _table()[0].items()},
             keras.KerasTensor((SIZE, 2)))  # fmt: skip
-    trained = replicated.Replicated(model, tf.distribute.get_strategy(), spec)
+    trained = replicated.Replicated(model, one_replica(), spec)
     held = {weight.path for name in ("numbers", "far_ones", "label") for weight in model.get_layer(name).weights}
     assert not held & {weight.path for weight in internals.step_state(model)}
     assert {f"model/{path}" for path in held} <= trained.state().keys(), "they are in checkpoints"

@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests import replicas_worker
+from tests.devices import one_replica
 from trainer import replicated
+from trainer.backends.tensorflow.cluster import StrategyCluster
 
 CASE = replicas_worker.Case(replicas_worker.dense, replicas_worker.SGD | {"ema_momentum": 0.9})
 STEPS = 12
@@ -14,8 +16,9 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def trained() -> replicated.Replicated:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    trained = replicas_worker.make(CASE, strategy)
-    trained.run_train_loop(replicas_worker.batches(CASE, strategy), STEPS)
+    devices = StrategyCluster(strategy=strategy, kind="cpu", num_replicas=1, description="mirrored")
+    trained = replicas_worker.make(CASE, devices)
+    trained.run_train_loop(replicas_worker.batches(CASE, devices), STEPS)
     return trained
 
 
@@ -49,7 +52,7 @@ def test_averages_are_evaluated_and_weights_stay(trained: replicated.Replicated)
 
 
 def test_a_first_step_that_is_passed_over_leaves_no_average_of_zeros() -> None:
-    trained = replicas_worker.make(CASE, tf.distribute.get_strategy())
+    trained = replicas_worker.make(CASE, one_replica())
     trained.pass_over(0, 1)
     state = trained.state()
     for name, array in state.items():

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests import devices
 from tests.conftest import GUARD_SECS, ROOT, Trainer, metrics_of, state_of
 
 pytestmark = pytest.mark.slow
@@ -167,7 +168,6 @@ def test_export_serves_what_was_trained(
 def _restored(model_dir: pathlib.Path, spec):
     """The trained model, from its checkpoint rather than its export."""
     import keras
-    import tensorflow as tf
 
     from trainer import config, models, optimizers, plan, replicated, tasks
     from trainer.checkpoints import store
@@ -180,7 +180,7 @@ def _restored(model_dir: pathlib.Path, spec):
         weighted_metrics=tasks.metrics(spec),
     )
     batch_spec = (keras.KerasTensor((1, 8, 8, 1), "uint8"), keras.KerasTensor((1,), "int32"))
-    trained = replicated.Replicated(model, tf.distribute.get_strategy(), batch_spec)
+    trained = replicated.Replicated(model, devices.one_replica(), batch_spec)
     saved = store.load(str(model_dir))
     assert saved.step == 60
     trained.restore(saved.arrays, saved.path)

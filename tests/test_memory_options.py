@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import replicas_worker
+from tests.devices import one_replica
 
 
 class Noting(keras.layers.Layer):
@@ -39,8 +40,8 @@ def test_what_a_step_computes(options: dict[str, Any], seen: list[int]) -> None:
         return keras.Model(image, keras.layers.Dense(10)(layer(x)))
 
     case = replicas_worker.Case(model, replicas_worker.SGD, options=options)
-    strategy = tf.distribute.get_strategy()
-    trained = replicas_worker.make(case, strategy)
+    devices = one_replica()
+    trained = replicas_worker.make(case, devices)
     layer.seen.clear()
-    trained.run_train_loop(replicas_worker.batches(case, strategy), 1)
+    trained.run_train_loop(replicas_worker.batches(case, devices), 1)
     assert layer.seen == seen

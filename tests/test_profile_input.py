@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import GUARD_SECS, ROOT, Trainer, clean_environ
+from tests.devices import one_replica
 from trainer import console, profile_picture, profile_report
 
 ONLY_FILES = {"profile_input.json", "profile_input.svg"}
@@ -155,7 +156,7 @@ def test_the_stage_that_computes_most_is_named(monkeypatch: pytest.MonkeyPatch) 
         return lambda seed: tf.data.Dataset.from_tensors(tf.random.uniform([4, 256, 256])).repeat().map(work)
 
     class Trained:
-        strategy = tf.distribute.get_strategy()
+        devices = one_replica()
 
         def run_train_loop(self, iterator, steps: int) -> types.SimpleNamespace:
             for _ in range(steps):
@@ -198,7 +199,7 @@ def test_whole_windows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
             return pulled[-1], 1.0
 
     stage = stages.Stage("read", lambda seed: tf.data.Dataset.range(10**6).batch(3), 19)
-    assert Timer(stage, tf.distribute.get_strategy(), 0)(0) == 19 * 3
+    assert Timer(stage, one_replica(), 0)(0) == 19 * 3
     assert pulled == [19, 19], "one window unmeasured, one measured"
 
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import Trainer
+from tests.devices import one_replica
 from trainer import config, replicated, sweep, sweep_picture
 from trainer.errors import ConfigError
 from trainer.modes import sweep_lr
@@ -44,7 +45,7 @@ def linear(
     model = keras.Model(given, keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(given))
     model.compile(optimizer, "mse", jit_compile=False)
     spec = keras.KerasTensor((EXAMPLES, FEATURES)), keras.KerasTensor((EXAMPLES, 1))
-    trained = replicated.Replicated(model, tf.distribute.get_strategy(), spec)
+    trained = replicated.Replicated(model, one_replica(), spec)
     return trained, tf.data.Dataset.from_tensor_slices(y).map(lambda y: (x + bad, y)), limit
 
 
@@ -130,7 +131,7 @@ def test_a_train_step_without_a_loss_or_an_optimizer_is_refused(applies: bool, t
     model.compile(keras.optimizers.SGD(1.0), jit_compile=False)
     spec = keras.KerasTensor((EXAMPLES, FEATURES)), keras.KerasTensor((EXAMPLES, 1))
     with pytest.raises(ConfigError, match=text):
-        measured(replicated.Replicated(model, tf.distribute.get_strategy(), spec), batches)
+        measured(replicated.Replicated(model, one_replica(), spec), batches)
 
 
 # --- the suggestion ---

@@ -1,6 +1,6 @@
 """Trains both models of text on 1 and on 2 replicas and stores what came out; `python -m tests.text_worker OUT.npz`.
 
-Keys are `<task>/<replicas>/<what>`. One process: a strategy over the first of two virtual devices is one replica.
+Keys are `<task>/<replicas>/<what>`. One process for both numbers of replicas.
 """
 
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from data.spec import Array, Spec
-from trainer import models, replicated, tasks
+from trainer import cluster, models, replicated, tasks
 
 GLOBAL_BATCH, STEPS, LENGTH, VOCABULARY, CLASSES = 8, 12, 12, 11, 3
 EVALUATED = 21  # the last batch is part padding
@@ -42,54 +42,50 @@ def examples(task: str, count: int) -> tuple[Any, np.ndarray]:
     return {"tokens": tokens * there, "segments": segments.astype(np.int32)}, targets.astype(np.int32)
 
 
-def batches(strategy: tf.distribute.Strategy, arrays: Any) -> Iterator:
+def batches(devices: cluster.Cluster, arrays: Any) -> Iterator:
     """Of GLOBAL_BATCH rows, without end."""
 
     def local(_: tf.distribute.InputContext) -> tf.data.Dataset:
-        rows = GLOBAL_BATCH // strategy.num_replicas_in_sync
+        rows = GLOBAL_BATCH // devices.num_replicas
         return tf.data.Dataset.from_tensor_slices(arrays).batch(rows, drop_remainder=True).repeat()
 
-    return iter(strategy.distribute_datasets_from_function(local))
+    return iter(devices.distribute(local))
 
 
-def run(task: str, strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+def run(task: str, devices: cluster.Cluster) -> dict[str, np.ndarray]:
     """Trains STEPS steps, evaluates, and computes what the export would give for all that was evaluated."""
     spec = SPECS[task]
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     source = models.find(*MODELS[task])
-    with strategy.scope():
+    with devices.scope():
         model = source.build(spec)
         brought = {"loss": tasks.loss(spec), **source.compile_args(spec)}
         # A step of SGD shows a gradient's size, which Adam divides away.
         model.compile(keras.optimizers.SGD(0.5, momentum=0.9), weighted_metrics=tasks.metrics(spec),
                       jit_compile=False, **brought)  # fmt: skip
-    rows = GLOBAL_BATCH // strategy.num_replicas_in_sync
+    rows = GLOBAL_BATCH // devices.num_replicas
     x, y = examples(task, 64)
     batch_spec = keras.tree.map_structure(lambda a: keras.KerasTensor((rows, *a.shape[1:]), a.dtype.name), (x, y))
-    trained = replicated.Replicated(model, strategy, batch_spec)
-    done = trained.run_train_loop(batches(strategy, (x, y)), STEPS)
+    trained = replicated.Replicated(model, devices, batch_spec)
+    done = trained.run_train_loop(batches(devices, (x, y)), STEPS)
     found = {f"train/{name}": np.array(value) for name, value in done.logs.items()}
     found |= {f"weight/{name}": array for name, array in trained.state().items() if name.startswith("model/")}
     padded = -(-EVALUATED // GLOBAL_BATCH) * GLOBAL_BATCH
     x, y = examples(task, padded)
     mask = (np.arange(padded) < EVALUATED).astype(np.float32)
-    logs = trained.evaluate(batches(strategy, (x, y, mask)), [(0, padded // GLOBAL_BATCH)])
+    logs = trained.evaluate(batches(devices, (x, y, mask)), [(0, padded // GLOBAL_BATCH)])
     found |= {f"eval/{name}": np.array(value) for name, value in (logs or {}).items()}
     return found | {"logits": model(x, training=False).numpy()[:EVALUATED]}
 
 
 def main() -> None:
     """Runs all and writes the file."""
-    [cpu] = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
-    # A second strategy over the same devices would take the keys of the first one's collectives.
-    strategies = {count: tf.distribute.MirroredStrategy(devices[:count]) for count in (1, 2)}
+    clusters = cluster.rehearse(2)
     found: dict[str, np.ndarray] = {}
     for task in SPECS:
-        for count, strategy in strategies.items():
-            found |= {f"{task}/{count}/{key}": array for key, array in run(task, strategy).items()}
+        for devices in clusters:
+            found |= {f"{task}/{devices.num_replicas}/{key}": array for key, array in run(task, devices).items()}
     np.savez(sys.argv[1], **found)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import internals
+from trainer.cluster import Cluster
 from trainer.errors import ConfigError
 
 _FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
@@ -43,7 +44,7 @@ def _is_as_initialised(layer: keras.layers.Normalization) -> bool:
 
 def adapt(
     trained: keras.Model,
-    strategy: tf.distribute.Strategy,
+    devices: Cluster,
     copy: keras.Model,
     places: Sequence[int],
     batches: tf.data.Dataset,
@@ -51,7 +52,7 @@ def adapt(
     """Gives layers of `trained` the mean and variance of what they are to normalise.
 
     Args:
-        trained: made under the scope of `strategy`; its layers are changed, on every replica, and nothing else.
+        trained: made under `devices.scope()`; its layers are changed, on every replica, and nothing else.
         copy: the same model outside of any strategy, with the same weights: what is computed of the data before it
             comes to a layer is computed with this one.
         places: of the layers, from `waiting`.
@@ -88,7 +89,7 @@ def adapt(
                 f"the layer {layer.name} is to normalise by the variance of the training data, which float32 cannot "
                 f"hold. Received: {np.max(moments.variance):.3g}. Rebuild the dataset in a larger unit"
             )
-        with strategy.scope():
+        with devices.scope():
             layer.adapt_mean.assign(np.asarray(moments.mean, np.float32))
             layer.adapt_variance.assign(np.asarray(moments.variance, np.float32))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -70,27 +70,24 @@ class Assembly:
 
     def _build(self) -> replicated.Replicated:
         """The compiled model, its variables made on every replica."""
-        config, strategy = self.config, self.devices.strategy
+        config, devices = self.config, self.devices
         keras.utils.clear_session()
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy(config.precision)
-        with strategy.scope():
+        with devices.scope():
             model = self.compiled_model()
-        wants_xla = config.xla == "on" or (config.xla == "auto" and self.devices.kind == "gpu")
-        if config.xla == "auto" and refusals.reason_against_xla(model, strategy):
+        wants_xla = config.xla == "on" or (config.xla == "auto" and devices.kind == "gpu")
+        if config.xla == "auto" and refusals.reason_against_xla(model, devices.num_replicas):
             wants_xla = False
         batch_spec = self.batch_spec(self.plan.per_replica_batch_size)
-        prepare = self._prepare
-        if prepare is not None and wants_xla:
-            prepare = tf.function(prepare, jit_compile=True, autograph=False)
         built = replicated.Replicated(
             model,
-            strategy,
+            devices,
             batch_spec,
             xla=wants_xla,
             microbatches=config.microbatches,
             remat=patterns.split(config.remat),
-            prepare=prepare,
+            prepare=self._prepare,
         )
         if config.keep_best_checkpoints and config.mode in (*inputs.EVALUATING_MODES, inputs.PREFLIGHT):
             _refuse_unknown_metric(config.best_metric, internals.metric_names(model))
@@ -167,13 +164,13 @@ class Assembly:
         wanted = self.config.lint == "on" or (self.config.lint == "auto" and self.devices.kind == "tpu")
         if not wanted:
             return []
-        with self.devices.strategy.scope():
+        with self.devices.scope():
             found = lint.lint(self.replicated.model, self.batch_spec(self.plan.per_replica_batch_size))
         return lint.grouped(found)
 
     def copy(self, model: keras.Model) -> keras.Model:
         """`model`, new and outside the strategy, with the weights of the one that is trained as they are now."""
-        model(keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), self.batch_spec(1)[0]))
+        model(keras.tree.map_structure(lambda t: keras.ops.zeros(t.shape, t.dtype), self.batch_spec(1)[0]))
         model.set_weights(self.replicated.model.get_weights())
         return model
 
@@ -194,14 +191,14 @@ class Assembly:
             return
         count = min(wanted, self.inputs.num_train_examples)
         batches = inputs.first_examples(self.inputs, self.plan, count)
-        adapting.adapt(trained, self.devices.strategy, self.copy(self.new_model()), places, batches)
+        adapting.adapt(trained, self.devices, self.copy(self.new_model()), places, batches)
         _log.info("normalises by mean and variance of %s training examples", f"{count:,}")
 
-    def train_batches(self, start_step: int, seed: int) -> tf.distribute.DistributedDataset:
+    def train_batches(self, start_step: int, seed: int) -> Iterable[Any]:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return self.inputs.reseeded(seed).train_batches(self.plan, context, start_step)
 
-        return self.devices.strategy.distribute_datasets_from_function(batches)
+        return self.devices.distribute(batches)
 
     def evaluate(self, goes_on: Callable[[], bool] = lambda: True) -> replicated.Logs | None:
         """Metrics over the evaluation split, each example counted once; None where `goes_on` said no."""
@@ -209,11 +206,11 @@ class Assembly:
             return self.replicated.evaluate(iter(self._eval_batches), self.plan.eval_loops(), goes_on)
 
     @functools.cached_property
-    def _eval_batches(self) -> tf.distribute.DistributedDataset:
+    def _eval_batches(self) -> Iterable[Any]:
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return self.inputs.eval_batches(self.plan, context)
 
-        return self.devices.strategy.distribute_datasets_from_function(batches)
+        return self.devices.distribute(batches)
 
     def export(self) -> str:
         """Exports a copy of the model made outside the strategy, so that it serves anywhere."""

@@ -1,21 +1,20 @@
-"""Every name that Keras keeps private, and every way around what Keras or TensorFlow does; nothing else touches them.
+"""Every name that Keras keeps private, and every way around what Keras does; nothing else touches them.
+
+Those that are for one backend only stand in `backends/*/internals.py`.
 
 `tests/test_internals.py` names what has moved when a version changes. The supported ranges stand in setup.cfg.
 """
 
 import contextlib
 import functools
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 from keras.src import losses as keras_losses
 from keras.src.backend.common import variables as keras_variables
 from keras.src.random import seed_generator as keras_seed_generator
-from tensorflow.python.distribute import mirrored_run
 
 
 def build(model: keras.Model, batch_spec: tuple) -> None:
@@ -42,21 +41,21 @@ def test_step(model: keras.Model, data: tuple) -> None:
         return
     x, y, mask = data
     y_pred = model(x, training=False)
-    real = tf.reduce_sum(mask)
+    real = ops.sum(mask)
     # Keras divides by the batch size; these weights make it the mean over the real examples, whatever the rank of the
     # loss, and leave regularisation losses alone.
-    weights = mask * tf.math.divide_no_nan(tf.cast(tf.size(mask), mask.dtype), real)
+    weights = mask * ops.divide_no_nan(ops.cast(ops.shape(mask)[0], mask.dtype), real)
     loss = model._compute_loss(x, y, y_pred, weights, training=False)
     model._loss_tracker.update_state(loss, sample_weight=real)
     model.compute_metrics(x, y, y_pred, sample_weight=mask)
 
 
-def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> tf.Tensor:
+def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> Any:
     """The loss of a training step."""
     return model._compute_loss(x, y, y_pred, None, training=True)
 
 
-def note_loss(model: keras.Model, loss: tf.Tensor, *, examples: tf.Tensor) -> None:
+def note_loss(model: keras.Model, loss: Any, *, examples: Any) -> None:
     """Adds the loss of a training step over `examples` examples to the mean that Keras reports."""
     model._loss_tracker.update_state(loss, sample_weight=examples)
 
@@ -87,26 +86,6 @@ def watching_layers(
         yield
     finally:
         keras.layers.Layer.__call__ = call
-
-
-Apply = Callable[[Sequence, Callable[[Sequence], None]], None]
-
-
-def before_apply(optimizer: keras.optimizers.Optimizer, intervene: Apply) -> None:
-    """Makes `intervene(gradients, apply)` take the place of the optimizer's `apply`, which it calls or not.
-
-    Keras clips and checks each replica's own gradients and sums them afterwards, so what it clips depends on how many
-    replicas share the batch; and it refuses to accumulate over steps on more than one replica. Whoever intervenes gives
-    the optimizer gradients that are those of the global batch already.
-    """
-    apply = optimizer.apply
-
-    def intervened(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
-        intervene(gradients, lambda final: apply(final, trainable_variables))
-
-    optimizer.apply = intervened
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner._all_reduce_sum_gradients = list
 
 
 def watch_gradients(optimizer: keras.optimizers.Optimizer, note: Callable[[Sequence, Sequence], None]) -> None:
@@ -157,47 +136,20 @@ def scale_learning_rates(
     inner._get_current_learning_rate = lambda: times(rate(), decaying)
 
 
-def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:
-    """Runs `function(tensors)` on a replica where `condition`, the same on all replicas, holds.
-
-    Under MirroredStrategy and its like an optimizer meets the other replicas' threads, which it cannot do from within
-    a branch; so the threads meet first, and each branch starts threads of its own (as Keras' LossScaleOptimizer does).
-    """
-    replica = tf.distribute.get_replica_context()
-    if not isinstance(replica, mirrored_run._MirroredReplicaContext):
-        _branch(condition, lambda: function(tensors))
-        return
-
-    def meet(strategy: tf.distribute.Strategy, condition: Any, tensors: Sequence) -> None:
-        first = strategy.experimental_local_results(condition)[0]
-        _branch(first, lambda: strategy.extended.call_for_each_replica(function, args=(tensors,)))
-
-    replica.merge_call(meet, args=(condition, tensors))
-
-
-def _branch(condition: tf.Tensor, function: Callable[[], Any]) -> None:
-    def then() -> None:  # whatever `function` returns: both branches must return the same
-        function()
-
-    tf.cond(condition, then, lambda: None)
-
-
-def slot(
-    optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: tf.Variable
-) -> keras.Variable:
+def slot(optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: Any) -> keras.Variable:
     """Which of `slots`, made one a variable, is that of `variable` as an `update_step` is given it."""
     return slots[optimizer._get_variable_index(variable)]
 
 
-def is_decayed(optimizer: keras.optimizers.Optimizer, variable: tf.Variable) -> bool:
+def is_decayed(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Whether `exclude_from_weight_decay` leaves in `variable`, as an `update_step` is given it."""
     return optimizer._use_weight_decay(variable)
 
 
-def scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+def scale(optimizer: keras.optimizers.Optimizer) -> Any:
     """By what the gradients of mixed float16 are multiplied, float32; 1 for other optimizers."""
     dynamic = getattr(optimizer, "dynamic_scale", None)
-    return tf.constant(1.0) if dynamic is None else tf.convert_to_tensor(dynamic.value)
+    return ops.ones(()) if dynamic is None else ops.convert_to_tensor(dynamic.value)
 
 
 def scales(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -234,31 +186,6 @@ def as_if_alone() -> Iterator[None]:
     finally:
         for name, function in saved.items():
             setattr(module, name, function)
-
-
-@contextlib.contextmanager
-def masks_of_their_own(num_replicas: int) -> Iterator[None]:
-    """While a step is traced, each replica draws its own random numbers (keras 20612).
-
-    The stored state stays the same on all replicas and moves on as ever; only what is drawn from it depends on the
-    replica. State and replica decide, so a run that restores the state draws what it would have drawn.
-    """
-    generator = keras_seed_generator.SeedGenerator
-    following = generator.next
-
-    def next_of_replica(self: Any, ordered: bool = True) -> tf.Tensor:
-        seed = following(self, ordered)
-        replica = tf.distribute.get_replica_context()
-        if replica is None:
-            return seed
-        return tf.random.experimental.stateless_fold_in(seed, replica.replica_id_in_sync_group)  # [2] int64
-
-    if num_replicas > 1:
-        generator.next = next_of_replica
-    try:
-        yield
-    finally:
-        generator.next = following
 
 
 def no_autocast() -> contextlib.AbstractContextManager:
@@ -333,7 +260,7 @@ def use_statistics(model: keras.Model) -> None:
             layer.call = functools.partial(_call_with_statistics, layer, layer.call)
 
 
-def _call_with_statistics(layer: keras.layers.Normalization, call: Callable, inputs: tf.Tensor) -> tf.Tensor:
+def _call_with_statistics(layer: keras.layers.Normalization, call: Callable, inputs: Any) -> Any:
     layer.finalize_state()  # the constants anew, of the weights on this device
     return call(inputs)
 
@@ -373,19 +300,3 @@ def means(model: keras.Model) -> list[keras.metrics.Mean]:
     """All metrics that are means, those given to `compile` among them."""
     metrics = [inner for outer in model.metrics for inner in (outer, *getattr(outer, "metrics", []))]
     return list({id(m): m for m in metrics if isinstance(m, keras.metrics.Mean)}.values())
-
-
-def swallow_first_xla_notice() -> None:
-    """Lets XLA announce a trivial compilation to nobody.
-
-    It announces the first one of a process on the file descriptor of stderr, past every log level.
-    """
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            tf.function(lambda: tf.constant(1) + 1, jit_compile=True)()
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)

@@ -6,7 +6,7 @@ import sys
 import time
 
 from data import catalog
-from trainer import config, diagnose, errors, flags, logs
+from trainer import backend, config, diagnose, errors, flags, logs
 from trainer.doctor import packages
 from trainer.redact import redact
 from trainer.watch import stopping
@@ -25,6 +25,7 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
         print(config.to_json(settings), end="")
         return errors.EXIT_OK
     logs.configure(settings.log_format, redact=redact)
+    backend.choose(settings.backend)
     if settings.mode == "doctor":
         stops.when = "during the check-up"
         from trainer.doctor import checkup

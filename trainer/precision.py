@@ -14,9 +14,10 @@ precision, at the first step of each report whose gradients are finite.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from trainer import internals
 
@@ -24,68 +25,43 @@ UNDERFLOW, OVERFLOW, LOSS_SCALE = "gradient_underflow", "gradient_overflow", "lo
 NAMES = (UNDERFLOW, OVERFLOW, LOSS_SCALE)
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 
+# (entries below, entries that are not 0), of each replica's own gradients. float32: shares need no last digit.
+NOTHING = (0.0, 0.0)
 
-class GradientFit:
-    """The counts of the report in the making. Make it under the strategy's scope, on a model that has been built.
 
-    It has to see gradients before they are averaged: make it after what does that (`finite.FiniteCheck`).
+def smallest_normal(model: keras.Model) -> dict[int, float]:
+    """Of each trainable variable, by its id, of a layer that computes in half precision."""
+    return {id(variable): _SMALLEST_NORMAL[dtype] for variable, dtype in internals.half_precision(model)}
+
+
+def is_counted(counts: Any) -> Any:
+    """Whether the report in the making has its numbers: then they cost a look at one."""
+    return counts[1] > 0
+
+
+def counted(chosen: Sequence[tuple[Any, float]]) -> Any:
+    """[2] float32 of gradients, each with the smallest normal number of its precision; NOTHING if one is not finite."""
+    counts = sum(_of_variable(gradient, smallest) for gradient, smallest in chosen)
+    finite = ops.all(ops.stack([ops.all(ops.isfinite(gradient)) for gradient, _ in chosen]))
+    return ops.where(finite, counts, ops.zeros_like(counts))
+
+
+def values(model: keras.Model, counts: Any, overflow: Any) -> dict[str, Any]:
+    """What a report says, float32; NaN of what is not known.
+
+    Args:
+        counts: summed over the replicas.
+        overflow: share of steps undone because scaled gradients were not finite.
     """
-
-    def __init__(self, model: keras.Model):
-        self._model = model
-        self._smallest = {id(variable): _SMALLEST_NORMAL[dtype] for variable, dtype in internals.half_precision(model)}
-        # (entries below, entries that are not 0), of each replica's own gradients. float32: shares need no last digit.
-        self._counts = tf.Variable(
-            tf.zeros([2], tf.float32),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
-        for optimizer in internals.optimizers(model) if self._smallest else ():
-            internals.watch_gradients(optimizer, self._note)
-
-    @property
-    def state(self) -> dict[str, tf.Variable]:
-        """Name -> [2] float32; a checkpoint has to hold it. Empty where nothing is computed in half precision."""
-        return {UNDERFLOW: self._counts} if self._smallest else {}
-
-    def reset(self) -> None:
-        """Begins the next report."""
-        self._counts.assign(tf.zeros([2], tf.float32))
-
-    def values(self, overflow: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What a report says, float32; NaN of what is not known. In cross-replica context.
-
-        Args:
-            overflow: share of steps undone because scaled gradients were not finite.
-        """
-        if not self._smallest:
-            return {}
-        below, present = tf.unstack(self._counts.read_value())
-        found = {UNDERFLOW: below / present}
-        if internals.scales(self._model.optimizer):
-            found |= {OVERFLOW: overflow, LOSS_SCALE: internals.scale(self._model.optimizer)}
-        return found
-
-    def _note(self, gradients: Sequence, variables: Sequence[keras.Variable]) -> None:
-        chosen = [
-            (tf.convert_to_tensor(gradient), self._smallest[id(variable)])
-            for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None and id(variable) in self._smallest
-        ]
-        # Counted already, it costs a look at one number.
-        tf.cond(self._counts.read_value()[1] > 0, lambda: None, lambda: self._count(chosen))
-
-    def _count(self, chosen: Sequence[tuple[tf.Tensor, float]]) -> None:
-        counts = tf.add_n([_counts_of(gradient, smallest) for gradient, smallest in chosen])
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient, _ in chosen])
-        self._counts.assign(tf.where(finite, counts, tf.zeros_like(counts)))
+    found = {UNDERFLOW: counts[0] / counts[1]}
+    if internals.scales(model.optimizer):
+        found |= {OVERFLOW: overflow, LOSS_SCALE: internals.scale(model.optimizer)}
+    return found
 
 
-def _counts_of(gradient: tf.Tensor, smallest: float) -> tf.Tensor:
-    """(entries below, entries that are not 0) of one variable's gradient, [2] float32."""
-    magnitude = tf.abs(gradient)
-    present = tf.math.count_nonzero(magnitude > 0, dtype=tf.int32)
-    below = tf.math.count_nonzero((magnitude > 0) & (magnitude < smallest), dtype=tf.int32)
-    vanished = tf.fill([2], tf.size(gradient))
-    return tf.cast(tf.where(present > 0, tf.stack([below, present]), vanished), tf.float32)
+def _of_variable(gradient: Any, smallest: float) -> Any:
+    magnitude = ops.abs(gradient)
+    present = ops.count_nonzero(magnitude > 0)
+    below = ops.count_nonzero(ops.logical_and(magnitude > 0, magnitude < smallest))
+    numbers = ops.cast(ops.stack([below, present]), "float32")
+    return ops.where(present > 0, numbers, ops.cast(ops.size(gradient), "float32") + ops.zeros_like(numbers))

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from data import catalog, image_header, order, parse, pipeline, records, stages, synthetic
 from data.augment import crops
+from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.profile_report import Circumstances, Rate
 
@@ -35,7 +36,7 @@ _JPEG_MAGIC = b"\xff\xd8\xff"
 class Trained(Protocol):
     """What is needed of the compiled model, see `replicated.Replicated`."""
 
-    strategy: tf.distribute.Strategy
+    devices: Cluster
 
     def run_train_loop(self, iterator: Iterator, steps: int) -> Any:
         """Trains `steps` steps; of what it returns only `input_wait_secs` is of interest here."""
@@ -71,7 +72,7 @@ def measure(timed: Sequence[stages.Stage], trained: Trained, *, steps_per_loop: 
       steps_per_loop: most steps in one call of the model.
       seed: of the order of the first turn; each turn has another.
     """
-    timers = [StageTimer(stage, trained.strategy, seed) for stage in timed]
+    timers = [StageTimer(stage, trained.devices, seed) for stage in timed]
     model = ModelTimer(trained, next(iter(timed[-2].batches(seed))), steps_per_loop)
     rates = interleave([*timers, model])
     images = [
@@ -123,9 +124,9 @@ def circumstances(
 class StageTimer:
     """Times one stage, a turn a call."""
 
-    def __init__(self, stage: stages.Stage, strategy: tf.distribute.Strategy, seed: int):
+    def __init__(self, stage: stages.Stage, devices: Cluster, seed: int):
         self.first: Any = None  # an element, to look at
-        self._stage, self._strategy, self._seed = stage, strategy, seed
+        self._stage, self._devices, self._seed = stage, devices, seed
         self._examples_per_element = 0
         self._bytes_per_example: list[float] = []
         self._pull = tf.function(self._loop, autograph=False)
@@ -140,7 +141,7 @@ class StageTimer:
         return tf.while_loop(lambda done: done < count, body, [tf.constant(0)], parallel_iterations=1)
 
     def _tensors(self, element: Any) -> list[tf.Tensor]:
-        return [t for v in tf.nest.flatten(element) for t in self._strategy.experimental_local_results(v)]
+        return [t for v in tf.nest.flatten(element) for t in self._devices.local(v)]
 
     def __call__(self, turn: int) -> float:
         """Examples/s in one turn."""
@@ -152,7 +153,7 @@ class StageTimer:
         return elements * self._examples_per_element / secs
 
     def _look_at(self, element: Any) -> None:
-        leaves = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(element)]
+        leaves = [self._devices.local(value) for value in tf.nest.flatten(element)]
         self.first = element
         self._examples_per_element = sum(int(tensor.shape[0]) for tensor in leaves[0])
         self._bytes_per_example.append(sum(_num_bytes(t) for ts in leaves for t in ts) / self._examples_per_element)
@@ -194,11 +195,11 @@ class ModelTimer:
 
     def __init__(self, trained: Trained, batch: Any, steps_per_loop: int):
         constant = tf.data.Dataset.from_tensors(batch).repeat()
-        distributed = trained.strategy.distribute_datasets_from_function(lambda context: constant.prefetch(2))
+        distributed = trained.devices.distribute(lambda context: constant.prefetch(2))
         self._trained, self._iterator = trained, iter(distributed)
         leaves = tf.nest.flatten(batch)
         examples = int(leaves[0].shape[0])
-        self._global_batch_size = examples * trained.strategy.num_replicas_in_sync
+        self._global_batch_size = examples * trained.devices.num_replicas
         self._bytes_per_example = sum(_num_bytes(tensor) for tensor in leaves) / examples
         self._run(1)  # compiles
         self._steps = max(1, min(steps_per_loop, int(TURN_LEAST_SECS / self._run(1))))

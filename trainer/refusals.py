@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from trainer import internals
 from trainer.errors import ConfigError
@@ -30,9 +29,9 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int)
         )
 
 
-def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
+def reason_against_xla(model: keras.Model, num_replicas: int) -> str | None:
     """Why the train step cannot be compiled on CPU and GPU, or None."""
-    if strategy.num_replicas_in_sync == 1:
+    if num_replicas == 1:
         return None
     own = internals.overrides(model, "train_step")
     if own:
@@ -45,12 +44,12 @@ def reason_against_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> 
     )
 
 
-def reason_against_microbatches(model: keras.Model, strategy: tf.distribute.Strategy) -> str | None:
+def reason_against_microbatches(model: keras.Model, num_replicas: int) -> str | None:
     """Why a batch cannot be computed in parts, or None."""
     own = internals.overrides(model, "train_step")
     if own:
         return f"the train_step of {own} applies the gradients of the batch that it is given"
-    exchanging = _exchanging(model) if strategy.num_replicas_in_sync > 1 else None
+    exchanging = _exchanging(model) if num_replicas > 1 else None
     return (
         f"the layer {exchanging} exchanges statistics for the whole batch, and sees a part of it"
         if exchanging

@@ -1,9 +1,8 @@
-"""The replicated step: one Keras model, trained and evaluated the same under every strategy.
+"""The replicated step: one Keras model, trained and evaluated the same on every replica of every backend.
 
 Separation of concerns:
-    this file: what one step does on one replica, what the replicas exchange, how many steps one call runs, and the
-               state of it all as arrays.
-    finite.py: whether a step's numbers are finite, and what becomes of one whose are not.
+    this file: what the run wants of it: loops with their logs, evaluation, and the state of it all as arrays.
+    backends/*/engine.py: what one step does on one replica, what the replicas exchange, and many steps in one call.
     internals.py: all that touches private names of Keras.
     training.py: which call comes next, and what happens in between.
     cluster.py: which devices there are.
@@ -21,19 +20,16 @@ instead, and the upstream issues, stand in the table of the README ("Why not ker
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from trainer import internals, refusals
+from trainer import backend, internals, refusals
+from trainer.cluster import Cluster
 from trainer.errors import ConfigError
-from trainer.finite import FiniteCheck
-from trainer.functional import FunctionalTrainStep
-from trainer.precision import GradientFit
-from trainer.remat import rematerialise
 
 # A loop is (begin, end): the steps begin..end-1 run in one call.
 Loop = tuple[int, int]
@@ -43,6 +39,68 @@ Prepare = Callable[[Any], tuple]
 GRADIENT_NORM = "gradient_norm"
 # Groups of state, as the names of `state` begin.
 MODEL, AVERAGES, METRICS = "model/", "average/", "metrics/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a call of the engine came to, over all replicas; scalars unless a shape is said.
+
+    logs: metrics since their last reset, of any shape. counts: by the name of a mean, what it has been over. waited:
+    seconds that the devices waited for batches. halted_at: index within the call of the first step that was not
+    finite, -1 where there was none. gradient_norm: mean since the last reset, NaN where no step counted. precision: see
+    `precision.py`. returned: names of what a `train_step` of the model's own returned.
+    """
+
+    logs: Mapping[str, np.ndarray]
+    counts: Mapping[str, float]
+    waited: float
+    halted_at: int = -1
+    gradient_norm: float = float("nan")
+    precision: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    returned: Sequence[str] = ()
+
+
+class Engine(Protocol):
+    """A model on the devices of a backend: all that a backend does for a run, beside its `Cluster`.
+
+    Made by the backend's `engine.Engine(model, devices, batch_spec, xla=, microbatches=, remat=, prepare=)`, see
+    `Replicated`. What it calls a variable is one of Keras or one of `own`.
+    """
+
+    def train(self, batches: Iterator, steps: int) -> Outcome:
+        """Runs that many steps, those after one that is not finite without effect."""
+
+    def test(self, batches: Iterator, steps: int) -> Outcome:
+        """Adds that many batches `(x, y, mask)`, mask [b] float32 with 0 for padding, to the metrics."""
+
+    def reset_metrics(self) -> None:
+        """Starts all means anew."""
+
+    def own(self) -> Mapping[str, Any]:
+        """By name, what the engine adds to the means in the making; each has a shape and a dtype."""
+
+    def read(self, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Arrays as they are now, which no later step changes. Metrics and what is `own` are sums over the replicas."""
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns to a variable on every replica."""
+
+    def holding(
+        self, values: Sequence[tuple[keras.Variable, keras.Variable]]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Where each first variable has the value of the second one, and its own again afterwards."""
+
+    def copies(self, variable: keras.Variable) -> list[np.ndarray]:
+        """The value that each replica of this process has."""
+
+    def run(self, function: Callable[[Any], list], shares: Sequence[Any], *, xla: bool) -> list[list[np.ndarray]]:
+        """What `function`, which may call the model, returns on each replica of its share."""
+
+    def keep_gradients(self) -> Callable[[], dict[str, np.ndarray]]:
+        """From now on keeps what the returned function gives: the gradients of the last step, by name.
+
+        Averaged over the replicas, before anything clips or scales them.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,27 +119,27 @@ class Trained:
 
 
 class Replicated:
-    """Trains and evaluates a compiled Keras model on every replica of a strategy.
+    """Trains and evaluates a compiled Keras model on every replica of a cluster.
 
     Args:
-        model: compiled `keras.Model`, made under `strategy.scope()`; a `train_step`, `test_step` or `compute_loss` of
-            its own is written as for a single device.
-        strategy: the strategy of `cluster.connect`.
+        model: compiled `keras.Model`, made under `devices.scope()`; a `train_step`, `test_step` or `compute_loss` of
+            its own is written as for a single device, for the backend that is in use.
+        devices: from `cluster.connect`.
         batch_spec: `(x, y)` of `keras.KerasTensor`, the shapes and dtypes of one replica's batch.
-        xla: compile forward and backward pass of each replica with XLA (CPU and GPU; a TPU always does).
-        microbatches: parts of a replica's share that are computed one after the other, see `functional.py`.
+        xla: compile forward and backward pass of each replica with XLA (a TPU always does, and JAX).
+        microbatches: parts of a replica's share that are computed one after the other.
         remat: patterns of the names of layers that keep no activations, see `remat.py`.
         prepare: makes what `batch_spec` describes of what the training input yields for one replica: augmentation.
 
     Raises:
-        ConfigError: `xla` with a model whose `train_step` cannot be split into a compiled and an exchanging part, or a
-            loss that sums over the batch (its gradient would depend on the number of replicas).
+        ConfigError: `xla` or `microbatches` with a model whose `train_step` cannot be split, or a loss that sums over
+            the batch (its gradient would depend on the number of replicas).
     """
 
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        devices: Cluster,
         batch_spec: tuple,
         *,
         xla: bool = False,
@@ -90,93 +148,16 @@ class Replicated:
         prepare: Prepare | None = None,
     ):
         self.model = model
-        self.strategy = strategy
-        self._prepare = prepare
-        self._num_replicas = strategy.num_replicas_in_sync
-        refusals.check_losses(model.loss, num_replicas=self._num_replicas)
+        self.devices = devices
+        refusals.check_losses(model.loss, num_replicas=devices.num_replicas)
         for optimizer in internals.optimizers(model):
-            refusals.check_optimizer(optimizer, num_replicas=self._num_replicas)
-        with strategy.scope():
+            refusals.check_optimizer(optimizer, num_replicas=devices.num_replicas)
+        with devices.scope():
             internals.build(model, batch_spec)
             self._global_seed = internals.global_seed()
-            self._state = internals.float_state(model)
-            self._finite = FiniteCheck(model, [*internals.step_state(model), *model.metrics_variables])
-            rematerialise(model, remat)
-            self._fit = GradientFit(model)
-        # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
-        self._returned: Any = None
-        self._train_step = self._pick_train_step(xla, microbatches)
-        self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
-        self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
-
-    def _pick_train_step(self, xla: bool, microbatches: int) -> Callable:
-        reason = refusals.reason_against_xla(self.model, self.strategy) if xla else None
-        if reason:
-            raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
-        reason = refusals.reason_against_microbatches(self.model, self.strategy) if microbatches > 1 else None
-        if reason:
-            raise ConfigError(f"--microbatches={microbatches} cannot be had: {reason}")
-        if xla:
-            internals.swallow_first_xla_notice()
-        if internals.overrides(self.model, "train_step"):
-            step = self.model.train_step
-            return tf.function(step, jit_compile=True, autograph=False) if xla else step
-        if xla or microbatches > 1:
-            return FunctionalTrainStep(self.model, microbatches=microbatches, xla=xla)
-        return self.model.train_step
-
-    # One step on one replica, in its context and within `tracing`.
-
-    def train_step(self, data: Any) -> tf.Tensor:
-        """Trains on this replica's share of a batch; returns the number of steps done so far, int64."""
-        if self._prepare is not None:
-            data = self._prepare(data)
-        self._finite.undone_unless_finite(lambda: self._step(data))
-        return tf.convert_to_tensor(self.model.optimizer.iterations)
-
-    def _step(self, data: Any) -> None:
-        self._returned = self._train_step(data)
-        replica = tf.distribute.get_replica_context()
-        if self._state and self._num_replicas > 1:
-            means = replica.all_reduce(tf.distribute.ReduceOp.MEAN, [v.value.read_value() for v in self._state])
-            for variable, mean in zip(self._state, means, strict=True):
-                variable.assign(mean)
-
-    def test_step(self, data: Any) -> tf.Tensor:
-        """Evaluates this replica's `(x, y, mask)`, mask [b] float32 with 0 for padding; returns how many are real."""
-        internals.test_step(self.model, data)
-        return tf.reduce_sum(data[-1])
-
-    # Many steps in one call.
-
-    def _make_loop(self, step_fn: Callable) -> Callable:
-        """The host loop: fetch, run on every replica, repeat; on a TPU the device never waits for Python."""
-
-        def loop(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
-            def body(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                # The clock starts when the step before has been issued, so what it shows is time lost to the input.
-                with tf.control_dependencies([done]):
-                    asked = tf.timestamp()
-                with tf.control_dependencies([asked]):
-                    batch = next(iterator)
-                with tf.control_dependencies(_local_tensors(self.strategy, batch)):
-                    waited += tf.timestamp() - asked
-                out = self.strategy.run(step_fn, args=(batch,))
-                with tf.control_dependencies(_local_tensors(self.strategy, out)):
-                    return done + 1, waited
-
-            start = (tf.constant(0), tf.constant(0.0, tf.float64))
-            _, waited = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
-            return {
-                "logs": self.model.get_metrics_result(),
-                "counts": {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)},
-                "waited": waited,
-                "halted_at": self._finite.end_of_call(),
-                "gradient_norm": self._finite.gradient_norm(),
-                "precision": self._fit.values(self._finite.overflow()),
-            }
-
-        return loop
+        self.engine: Engine = backend.part("engine").Engine(
+            model, devices, batch_spec, xla=xla, microbatches=microbatches, remat=remat, prepare=prepare
+        )
 
     def run_train_loop(self, iterator: Iterator, steps: int) -> Trained:
         """Trains `steps` steps, or those before one whose loss or gradients are not finite.
@@ -185,32 +166,20 @@ class Replicated:
             ConfigError: `train_step` returns a value that no metric of the model keeps, so that what it is over steps
                 and replicas cannot be told.
         """
-        out = self._run(self._train_loop, iterator, steps)
+        out = self.engine.train(iterator, steps)
         logs = _logs(out)
-        lost = [name for name in self._returned or () if name not in logs and f"{name}_0" not in logs]
-        norm, halted_at = float(out["gradient_norm"]), int(out["halted_at"])
-        if lost and halted_at != 0:  # where no step counts, no metric has been kept
+        lost = [name for name in out.returned if name not in logs and f"{name}_0" not in logs]
+        if lost and out.halted_at != 0:  # where no step counts, no metric has been kept
             raise ConfigError(
                 f"the train_step of {type(self.model).__name__} returns {', '.join(lost)}, which no metric of the "
                 "model keeps over steps and replicas. Make it a keras.metrics.Mean attribute of the model of that "
                 "name, update it in train_step and return its result()"
             )
-        gradients = {GRADIENT_NORM: norm} | {name: float(value) for name, value in out["precision"].items()}
-        for name, value in gradients.items():
+        for name, value in {GRADIENT_NORM: out.gradient_norm, **out.precision}.items():
             if np.isfinite(value):
                 logs.setdefault(name, value)
         # The clock of the machine may be set while a loop runs.
-        return Trained(logs, max(0.0, float(out["waited"])), None if halted_at < 0 else halted_at)
-
-    def _run(self, loop: Callable, iterator: Iterator, steps: int) -> dict[str, Any]:
-        with self.tracing():
-            return loop(iterator, tf.constant(steps))
-
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Where a step may be traced: Keras then scales no loss, and replicas draw random numbers of their own."""
-        with self.strategy.scope(), internals.as_if_alone(), internals.masks_of_their_own(self._num_replicas):
-            yield
+        return Trained(logs, max(0.0, out.waited), None if out.halted_at < 0 else out.halted_at)
 
     def evaluate(
         self, iterator: Iterator, loops: Sequence[Loop], goes_on: Callable[[], bool] = lambda: True
@@ -228,7 +197,7 @@ class Replicated:
         logs: Logs | None = {}
         with self.averaged():
             for begin, end in loops:
-                logs = _logs(self._run(self._test_loop, iterator, end - begin))
+                logs = _logs(self.engine.test(iterator, end - begin))
                 if end < loops[-1][1] and not goes_on():
                     logs = None
                     break
@@ -237,10 +206,7 @@ class Replicated:
 
     def reset_metrics(self) -> None:
         """Starts all means anew."""
-        self.model.reset_metrics()
-        with self.strategy.scope():
-            self._finite.reset()
-            self._fit.reset()
+        self.engine.reset_metrics()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -248,27 +214,17 @@ class Replicated:
 
         Keras' `fit` writes them over the weights, at the end or every so often; a run could not go on from there.
         """
-        pairs = internals.averages(self.model)
-        with self.strategy.scope():
-            before = [variable.value.read_value() for variable, _ in pairs]
-            for variable, average in pairs:
-                variable.assign(average.value)
-        try:
-            yield  # outside of the scope: what is made there, such as the model of an export, is not of the strategy
-        finally:
-            with self.strategy.scope():
-                for (variable, _), value in zip(pairs, before, strict=True):
-                    variable.assign(value)
+        with self.engine.holding(internals.averages(self.model)):
+            yield
 
     def pass_over(self, step: int, end: int) -> None:
         """Counts the steps `step`..`end`-1 as done, so that what depends on the step goes on with the data."""
-        with self.strategy.scope():
-            for optimizer in internals.optimizers(self.model):
-                if int(optimizer.iterations.numpy()) == step:
-                    optimizer.iterations.assign(end)
-            if step == 0:  # Keras begins averages at the first step only, and with zeros
-                for variable, average in internals.averages(self.model):
-                    average.assign(variable.value)
+        for optimizer in internals.optimizers(self.model):
+            if int(self.engine.read({"": optimizer.iterations})[""]) == step:
+                self.engine.write(optimizer.iterations, end)
+        if step == 0:  # Keras begins averages at the first step only, and with zeros
+            for variable, average in internals.averages(self.model):
+                self.engine.write(average, self.engine.read({"": variable})[""])
 
     @property
     def halts_exactly(self) -> bool:
@@ -277,7 +233,7 @@ class Replicated:
 
     def learning_rate(self) -> float:
         """Of the next step."""
-        return float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     # State of a run, for checkpoints.
 
@@ -286,23 +242,16 @@ class Replicated:
 
         The arrays are those of now: what trains on does not change them. All workers have to ask for them together.
         """
-        arrays = {}
-        with self.strategy.scope():
-            for name, variable in self.variables().items():
-                if name.startswith(METRICS):  # each replica has its own share of these
-                    arrays[name] = variable.read_value().numpy()
-                else:
-                    # Shares the buffer, which TensorFlow copies before it writes to it; `numpy()` of a variable copies.
-                    arrays[name] = np.asarray(self.strategy.experimental_local_results(variable)[0].value())
-        return arrays
+        return self.engine.read(self.variables())
 
     def signature(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each array of `state`."""
-        return {name: (tuple(v.shape), v.dtype.name) for name, v in self.variables().items()}
+        variables = self.variables()
+        return {name: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
 
     def num_bytes(self) -> int:
         """Of all arrays of `state`."""
-        return sum(v.dtype.size * v.shape.num_elements() for v in self.variables().values())
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self.signature().values())
 
     def restore(self, arrays: Mapping[str, np.ndarray], path: str) -> None:
         """Puts back all of `state`.
@@ -314,6 +263,7 @@ class Replicated:
                 all of them. Nothing is put back then.
         """
         wanted = self.signature()
+        arrays = {name: _as_wanted(array, wanted.get(name)) for name, array in arrays.items()}
         saved = {name: (tuple(array.shape), array.dtype.name) for name, array in arrays.items()}
         wrong = [name for name in sorted(wanted.keys() | saved.keys()) if wanted.get(name) != saved.get(name)]
         fatal = [name for name in wrong if not name.startswith(METRICS)]
@@ -328,14 +278,13 @@ class Replicated:
     def load_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts back arrays of `state`, by name, on every replica; what is not among them stays."""
         variables = self.variables()
-        with self.strategy.scope():
-            for name, array in arrays.items():
-                variables[name].assign(array)
+        for name, array in arrays.items():
+            self.engine.write(variables[name], array)
 
-    def variables(self) -> dict[str, tf.Variable]:
-        """What holds each array of `state`."""
+    def variables(self) -> dict[str, Any]:
+        """What holds each array of `state`: variables of Keras, and of the engine."""
         averages = internals.averages(self.model)
-        named = {f"{AVERAGES}{variable.path}": average.value for variable, average in averages}
+        named: dict[str, Any] = {f"{AVERAGES}{variable.path}": average for variable, average in averages}
         groups = {
             MODEL: self.model.variables,
             "random/": [self._global_seed],
@@ -347,19 +296,18 @@ class Replicated:
         for group, variables in groups.items():
             for variable in variables:
                 name = f"{group}{variable.path}"
-                if name in named and named[name] is not variable.value:
+                if name in named and named[name] is not variable:
                     name = f"{name}#{len(named)}"
-                named[name] = variable.value
-        counts = {GRADIENT_NORM: self._finite.state} | self._fit.state
-        return named | {f"{METRICS}{name}": variable for name, variable in counts.items()}
+                named[name] = variable
+        return named | {f"{METRICS}{name}": variable for name, variable in self.engine.own().items()}
 
     def check_integer_state(self) -> None:
         """Counters cannot be averaged, so they have to agree already; better an error than replica 0's view of it."""
         for variable in self.model.non_trainable_variables:
-            copies = self.strategy.experimental_local_results(variable.value)
-            if keras.backend.is_float_dtype(variable.dtype) or variable.aggregation != "none" or len(copies) < 2:
+            if keras.backend.is_float_dtype(variable.dtype) or variable.aggregation != "none":
                 continue
-            if any((copy.numpy() != copies[0].numpy()).any() for copy in copies[1:]):
+            first, *others = self.engine.copies(variable)
+            if any((copy != first).any() for copy in others):
                 raise ConfigError(
                     f"the replicas hold different values of {variable.path}, and only float state can be averaged. "
                     f"Received: dtype {variable.dtype} with aggregation='none'. Give the weight "
@@ -377,17 +325,20 @@ def _form(signature: Mapping[str, tuple], name: str) -> str:
     return "none" if name not in signature else "{1} {0}".format(*signature[name])
 
 
-def _local_tensors(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
-    return [t for v in tf.nest.flatten(values) for t in strategy.experimental_local_results(v)]
+def _as_wanted(array: np.ndarray, wanted: tuple | None) -> np.ndarray:
+    """Backends count steps and random numbers in integers of other sizes: what fits is the same state."""
+    if wanted is None or array.dtype.kind not in "iu" or not wanted[1].startswith(("int", "uint")):
+        return array
+    cast = array.astype(wanted[1])
+    return cast if (cast == array).all() else array
 
 
-def _logs(out: Mapping[str, Any]) -> Logs:
+def _logs(out: Outcome) -> Logs:
     """Scalars as floats; a metric with one value a class becomes `<name>_<class>`."""
     # A mean that nobody updated has no value, least of all 0.
-    unused = {name for name, count in out["counts"].items() if float(count) == 0}
+    unused = {name for name, count in out.counts.items() if count == 0}
     plain: Logs = {}
-    for name, value in out["logs"].items():
-        array = value.numpy()
+    for name, array in out.logs.items():
         if name in unused:
             continue
         if array.ndim == 0:

@@ -5,13 +5,14 @@ import time
 import tensorflow as tf
 
 from tests import replicas_worker
+from tests.devices import one_replica
 
 CASE = replicas_worker.CASES["momentum"]
 
 
 def test_waiting_for_input_is_told_from_training() -> None:
     # An input that makes one batch a time on purpose, by far slower than the model.
-    trained = replicas_worker.make(CASE, tf.distribute.get_strategy())
+    trained = replicas_worker.make(CASE, one_replica())
     images, labels = replicas_worker.digits()
 
     def slowly(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

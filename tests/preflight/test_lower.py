@@ -16,16 +16,19 @@ REPLICAS, BATCH = 4, 8
 
 def lowered(does) -> lower.Lowered:
     """A small model with an odd layer, its train step lowered as one of four replicas would run it."""
-    strategy = stand_in.StandInStrategy(REPLICAS)
-    with strategy.scope():
+    devices = stand_in.cluster_of(REPLICAS)
+    strategy = devices.strategy
+    with devices.scope():
         layers = [keras.Input((3,)), keras.layers.Dense(16), odd_layers.Odd(does), keras.layers.BatchNormalization()]
         model = keras.Sequential([*layers, keras.layers.Dense(2)])
         model.compile(keras.optimizers.Adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         spec = (keras.KerasTensor((BATCH, 3), "float32"), keras.KerasTensor((BATCH,), "int32"))
-        trained = replicated.Replicated(model, strategy, spec)
+        trained = replicated.Replicated(model, devices, spec)
     data = (tf.TensorSpec((BATCH, 3), tf.float32), tf.TensorSpec((BATCH,), tf.int32))
-    with trained.tracing():
-        return lower.lower(lambda *d: strategy.run(trained.train_step, args=(d,)), data, trained.variables())
+    engine = trained.engine
+    with engine.tracing():
+        variables = engine.handles(trained.variables())
+        return lower.lower(lambda *d: strategy.run(engine.train_step, args=(d,)), data, variables)
 
 
 def line_of(does) -> str:

@@ -98,7 +98,7 @@ def workers(case: Case) -> Iterator[Finding]:
     if not addresses:
         yield skipped("workers", "no TPU worker or data helper on another machine is known")
         return
-    from trainer import cluster
+    from trainer.backends.tensorflow import cluster
 
     def probe(address: tuple[str, int]) -> TrainerError | None:
         try:

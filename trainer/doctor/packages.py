@@ -47,7 +47,6 @@ def quieten_libraries(*, for_machines: bool = False) -> None:
     # C++ INFO and WARNING lines (CPU features, missing CUDA) say nothing a user of this program can act on.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if for_machines else "2")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    os.environ["KERAS_BACKEND"] = "tensorflow"
     # google-auth 1.x, which cloud-tpu-client pins, uses interfaces that Python deprecates.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning, module="google")

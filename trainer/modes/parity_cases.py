@@ -132,7 +132,7 @@ class Parity:
         again = run.observe(start, end)
         repeated = comparison.compare(observed, observed, again, steps=self.config.parity_steps, precision="float32")
         nudged = run.observe(_nudged(start, last_bit), _nudged(end, last_bit))
-        against = refusals.reason_against_xla(run.model, self.clusters[1].strategy)
+        against = refusals.reason_against_xla(run.model, self.clusters[1].num_replicas)
         return Reference(case, start, end, observed, nudged, repeated, _nature(run), against)
 
     def _differences(self, reference: Reference, case: Case) -> list[comparison.Difference] | None:

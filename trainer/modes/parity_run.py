@@ -1,8 +1,6 @@
 """One run of `--mode=parity`: a few steps from given weights, and what it can be compared by."""
 
-import collections
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +38,7 @@ class ParityRun:
         self._trained: Replicated = self.run.replicated
         left = internals.make_inert(self.model) if self.quiet else []
         self.noisy = tuple(layer.name for layer in left)
-        self._gradients = _Gradients(self._trained)
+        self._gradients = self._trained.engine.keep_gradients()
         self._start = self._trained.state()
 
     @property
@@ -84,7 +82,7 @@ class ParityRun:
         trainable = {variable.path for variable in self._trained.model.trainable_variables}
         return comparison.Snapshot(
             {name: value for name, value in trained.logs.items() if name not in _NOT_COMPARED},
-            self._gradients.read(),
+            self._gradients(),
             {name: array for name, array in arrays.items() if name.partition("#")[0] in trainable},
             {name: array for name, array in arrays.items() if name.partition("#")[0] not in trainable},
         )
@@ -103,7 +101,7 @@ class ParityRun:
             is_real = (step < self.steps - 1) | (rows < _REAL_EXAMPLES)
             return *batch[:-1], batch[-1] * tf.cast(is_real, batch[-1].dtype)
 
-        distributed = self.run.devices.strategy.distribute_datasets_from_function(batches)
+        distributed = self.run.devices.distribute(batches)
         return self._trained.evaluate(iter(distributed), [(0, self.steps)]) or {}
 
     def shares(self, num_shares: int, *, most_rows: int | None) -> list[Share]:
@@ -118,71 +116,29 @@ class ParityRun:
 
     def forward(self, weights: Mapping[str, np.ndarray], batch: Sequence[Share], *, xla: bool = False) -> parity.Pass:
         """A forward pass in training over one share on each replica; compiled on one replica only."""
-        model, strategy = self.model, self.run.devices.strategy
+        model = self.model
         is_own = internals.overrides(model, "train_step") is not None  # only it knows the loss
-        outputs: dict[int, list[tuple[str, tf.Tensor]]] = collections.defaultdict(list)
+        names: list[str] = []  # of one replica, the same on all
 
-        def note(layer: keras.layers.Layer, output: Any) -> None:
-            named = [(f"{layer.name} ({type(layer).__name__})", tensor) for tensor in tf.nest.flatten(output)]
-            outputs[_replica()] += [(name, tensor) for name, tensor in named if tensor.shape.rank]
+        def on_replica(share: Share) -> list[Any]:
+            noted: list[tuple[str, Any]] = []
 
-        def on_replica(share: Share) -> list[tf.Tensor]:
+            def note(layer: keras.layers.Layer, output: Any) -> None:
+                name = f"{layer.name} ({type(layer).__name__})"
+                noted.extend((name, tensor) for tensor in keras.tree.flatten(output) if len(tensor.shape))
+
             x, y = share
-            y_pred = model(x, training=True)
-            outputs[_replica()] += [(parity.OUTPUT, tensor) for tensor in tf.nest.flatten(y_pred)]
-            loss = tf.constant(0.0) if is_own else tf.cast(internals.compute_loss(model, x, y, y_pred), tf.float32)
-            return [loss, *(tensor for _, tensor in outputs[_replica()])]
+            with internals.watching_layers(note):
+                y_pred = model(x, training=True)
+            noted += [(parity.OUTPUT, tensor) for tensor in keras.tree.flatten(y_pred)]
+            loss = 0.0 if is_own else internals.compute_loss(model, x, y, y_pred)
+            names[:] = [name for name, _ in noted]
+            return [keras.ops.cast(loss, "float32"), *(tensor for _, tensor in noted)]
 
-        step = tf.function(on_replica, jit_compile=True, autograph=False) if xla else on_replica
         self._trained.load_state(self._start | dict(weights))
-        shares = strategy.experimental_distribute_values_from_function(
-            lambda context: batch[context.replica_id_in_sync_group]
-        )
-        with strategy.scope(), internals.as_if_alone(), internals.watching_layers(note):
-            found = strategy.run(step, args=(shares,))
-        names = [name for name, _ in outputs[0]]
-        each = zip(*(strategy.experimental_local_results(value) for value in found), strict=True)  # by replica
         return parity.together(
             [
-                parity.Pass(
-                    tuple((name, tensor.numpy()) for name, tensor in zip(names, tensors, strict=True)),
-                    None if is_own else float(loss),
-                )
-                for loss, *tensors in each
+                parity.Pass(tuple(zip(names, outputs, strict=True)), None if is_own else float(loss))
+                for loss, *outputs in self._trained.engine.run(on_replica, batch, xla=xla)
             ]
         )
-
-
-class _Gradients:
-    """Keeps the gradients of the last step, averaged over replicas, before anything clips them."""
-
-    def __init__(self, trained: Replicated):
-        self._kept: dict[int, tuple[str, tf.Variable]] = {}
-        with trained.strategy.scope():
-            for variable in trained.model.trainable_variables:
-                kept = tf.Variable(
-                    tf.zeros(variable.shape),
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.MEAN,
-                )
-                self._kept[id(variable)] = (variable.path, kept)
-        for optimizer in internals.optimizers(trained.model):
-            internals.watch_gradients(optimizer, functools.partial(self._keep, optimizer))
-        self._strategy = trained.strategy
-
-    def _keep(self, optimizer: keras.optimizers.Optimizer, gradients: Sequence, variables: Sequence) -> None:
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None and id(variable) in self._kept:
-                dense = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
-                self._kept[id(variable)][1].assign(dense / internals.scale(optimizer))
-
-    def read(self) -> dict[str, np.ndarray]:
-        """Gradient of each variable, by its name."""
-        with self._strategy.scope():
-            return {name: kept.read_value().numpy() for name, kept in self._kept.values()}
-
-
-def _replica() -> int:
-    """Of the thread that asks, eagerly or as it traces; in a graph of one replica it is a tensor."""
-    return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))

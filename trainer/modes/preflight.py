@@ -15,8 +15,7 @@ from trainer import cluster, console, export, inputs, internals, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
-from trainer.preflight import compilation, estimate, lower, mixing, report, search, slices
-from trainer.preflight.stand_in import StandInStrategy
+from trainer.preflight import compilation, estimate, lower, mixing, report, search, slices, stand_in
 
 # Compilations a slice in search of the largest batch: of slices that are named, and in a survey of the common ones.
 _PROBES, _PROBES_OF_SURVEY = 5, 0
@@ -30,20 +29,20 @@ class Steps:
     """The steps of a run as one of `num_replicas` replicas would run them, lowered for any share of the batch."""
 
     def __init__(self, config: Config, assemble: Assemble, num_replicas: int):
-        self._strategy = StandInStrategy(num_replicas)
-        devices = cluster.Cluster(self._strategy, "tpu", num_replicas, 1, 0, 1, f"{num_replicas} replicas of a TPU")
+        devices = stand_in.cluster_of(num_replicas)
+        self._strategy = devices.strategy
         self.run = assemble(config, devices)
         self.batch = self.run.plan.per_replica_batch_size
         self.train = functools.cache(self._train)
 
     def _train(self, batch: int) -> lower.Lowered | lower.Obstacle:
         """The train step on `batch` examples a replica."""
-        return self._lowered(self.run.replicated.train_step, _specs(self.run.input_spec(batch)))
+        return self._lowered(self.run.replicated.engine.train_step, _specs(self.run.input_spec(batch)))
 
     def evaluation(self) -> lower.Lowered | lower.Obstacle:
         """The evaluation step."""
         mask = tf.TensorSpec((self.batch,), tf.float32)
-        return self._lowered(self.run.replicated.test_step, (*_specs(self.run.stored_spec(self.batch)), mask))
+        return self._lowered(self.run.replicated.engine.test_step, (*_specs(self.run.stored_spec(self.batch)), mask))
 
     def export(self) -> lower.Lowered | lower.Obstacle:
         """What an export serves."""
@@ -55,8 +54,9 @@ class Steps:
             return self._strategy.run(step, args=(data,))
 
         try:
-            with self.run.replicated.tracing():
-                return lower.lower(on_replica, data, self.run.replicated.variables())
+            engine = self.run.replicated.engine
+            with engine.tracing():
+                return lower.lower(on_replica, data, engine.handles(self.run.replicated.variables()))
         except lower.LoweringError as error:
             return error.obstacle
 

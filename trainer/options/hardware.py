@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from trainer import backend
 from trainer.options.field import option
 
 
@@ -9,6 +10,13 @@ from trainer.options.field import option
 class HardwareOptions:
     """What computes."""
 
+    backend: str = option(
+        backend.NAMES[0],
+        "what Keras computes with; weights, data and files are the same, random numbers are others",
+        group="hardware",
+        choices=backend.NAMES,
+        changes_numbers=False,
+    )
     tpu: str | None = option(
         None,
         "TPU to use: local, a name, grpc://host:port; bare --tpu: the TPU of this environment; "

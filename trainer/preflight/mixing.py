@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import internals, places
+from trainer.backends.tensorflow import internals as own_internals
 
 _MADE_UP = 4  # examples
 # Relative difference that another order of summation does not make, by dtype of the layer.
@@ -56,7 +57,7 @@ def mixes_examples(model: keras.Model, inputs: Any) -> str | None:
 
 def _outputs(model: keras.Model, examples: Any) -> list[tuple[keras.layers.Layer, list[Any]]]:
     outputs: list[tuple[keras.layers.Layer, list[Any]]] = []
-    internals.swallow_first_xla_notice()  # Keras compiles grouped convolutions
+    own_internals.swallow_first_xla_notice()  # Keras compiles grouped convolutions
     with internals.watching_layers(lambda layer, output: outputs.append((layer, keras.tree.flatten(output)))):
         model(examples, training=False)
     return outputs

@@ -1,0 +1,10 @@
+"""What differs between Keras' backends, one package a backend with the same modules in it.
+
+    cluster.py    `connect`, `rehearse`: from a `hardware.Target` to a `cluster.Cluster`, the devices of a run
+    engine.py     `Engine`: the replicated step, loops of it, and its state (the contract: `trainer.replicated`)
+    gradients.py  gradients of functions, eagerly and in a traced step; rematerialisation
+    profiler.py   the trace of TensorBoard's profile
+    lowering.py   a step as the program that XLA:TPU compiles, for `--mode=preflight`
+
+All else is written with `keras.ops` and knows of no backend. tf.data reads the records, whatever the backend.
+"""

@@ -1,0 +1,1 @@
+"""Keras on JAX: one sharded, compiled step."""

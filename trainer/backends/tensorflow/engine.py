@@ -1,0 +1,254 @@
+"""The replicated step on TensorFlow: what one replica does, what the replicas exchange, and loops of it in one call.
+
+finite.py: whether a step's numbers are finite, and what becomes of one whose are not. functional.py: the step of
+tensors only, for XLA and for a batch in parts. internals.py: private names of Keras and TensorFlow.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer import internals, refusals
+from trainer.backends.tensorflow import internals as own_internals
+from trainer.backends.tensorflow.cluster import StrategyCluster
+from trainer.backends.tensorflow.finite import FiniteCheck
+from trainer.backends.tensorflow.functional import FunctionalTrainStep
+from trainer.backends.tensorflow.precision import GradientFit
+from trainer.errors import ConfigError
+from trainer.remat import rematerialise
+from trainer.replicated import GRADIENT_NORM, Outcome, Prepare
+
+
+class Engine:
+    """See `trainer.replicated.Engine`."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        devices: StrategyCluster,
+        batch_spec: tuple,
+        *,
+        xla: bool,
+        microbatches: int,
+        remat: Sequence[str],
+        prepare: Prepare | None,
+    ):
+        self.model = model
+        self.strategy = devices.strategy
+        self._num_replicas = devices.num_replicas
+        self._prepare = prepare
+        if prepare is not None and xla:
+            self._prepare = tf.function(prepare, jit_compile=True, autograph=False)
+        with self.strategy.scope():
+            self._state = internals.float_state(model)
+            self._finite = FiniteCheck(model, [*internals.step_state(model), *model.metrics_variables])
+            rematerialise(model, remat)
+            self._fit = GradientFit(model)
+        # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
+        self._returned: Any = None
+        self._train_step = self._pick_train_step(xla, microbatches)
+        self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
+        self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
+
+    def _pick_train_step(self, xla: bool, microbatches: int) -> Callable:
+        reason = refusals.reason_against_xla(self.model, self._num_replicas) if xla else None
+        if reason:
+            raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
+        reason = refusals.reason_against_microbatches(self.model, self._num_replicas) if microbatches > 1 else None
+        if reason:
+            raise ConfigError(f"--microbatches={microbatches} cannot be had: {reason}")
+        if xla:
+            own_internals.swallow_first_xla_notice()
+        if internals.overrides(self.model, "train_step"):
+            step = self.model.train_step
+            return tf.function(step, jit_compile=True, autograph=False) if xla else step
+        if xla or microbatches > 1:
+            return FunctionalTrainStep(self.model, microbatches=microbatches, xla=xla)
+        return self.model.train_step
+
+    # One step on one replica, in its context and within `tracing`.
+
+    def train_step(self, data: Any) -> tf.Tensor:
+        """Trains on this replica's share of a batch; returns the number of steps done so far, int64."""
+        if self._prepare is not None:
+            data = self._prepare(data)
+        self._finite.undone_unless_finite(lambda: self._step(data))
+        return tf.convert_to_tensor(self.model.optimizer.iterations)
+
+    def _step(self, data: Any) -> None:
+        self._returned = self._train_step(data)
+        replica = tf.distribute.get_replica_context()
+        if self._state and self._num_replicas > 1:
+            means = replica.all_reduce(tf.distribute.ReduceOp.MEAN, [v.value.read_value() for v in self._state])
+            for variable, mean in zip(self._state, means, strict=True):
+                variable.assign(mean)
+
+    def test_step(self, data: Any) -> tf.Tensor:
+        """Evaluates this replica's `(x, y, mask)`, mask [b] float32 with 0 for padding; returns how many are real."""
+        internals.test_step(self.model, data)
+        return tf.reduce_sum(data[-1])
+
+    # Many steps in one call.
+
+    def _make_loop(self, step_fn: Callable) -> Callable:
+        """The host loop: fetch, run on every replica, repeat; on a TPU the device never waits for Python."""
+
+        def loop(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
+            def body(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                # The clock starts when the step before has been issued, so what it shows is time lost to the input.
+                with tf.control_dependencies([done]):
+                    asked = tf.timestamp()
+                with tf.control_dependencies([asked]):
+                    batch = next(iterator)
+                with tf.control_dependencies(_local_tensors(self.strategy, batch)):
+                    waited += tf.timestamp() - asked
+                out = self.strategy.run(step_fn, args=(batch,))
+                with tf.control_dependencies(_local_tensors(self.strategy, out)):
+                    return done + 1, waited
+
+            start = (tf.constant(0), tf.constant(0.0, tf.float64))
+            _, waited = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
+            return {
+                "logs": self.model.get_metrics_result(),
+                "counts": {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)},
+                "waited": waited,
+                "halted_at": self._finite.end_of_call(),
+                "gradient_norm": self._finite.gradient_norm(),
+                "precision": self._fit.values(self._finite.overflow()),
+            }
+
+        return loop
+
+    def train(self, batches: Iterator, steps: int) -> Outcome:
+        """Also a step that is traced only then may raise what the model's code does."""
+        out = self._run(self._train_loop, batches, steps)
+        return Outcome(
+            **_measured(out),
+            halted_at=int(out["halted_at"]),
+            gradient_norm=float(out["gradient_norm"]),
+            precision={name: float(value) for name, value in out["precision"].items()},
+            returned=list(self._returned or ()),
+        )
+
+    def test(self, batches: Iterator, steps: int) -> Outcome:
+        return Outcome(**_measured(self._run(self._test_loop, batches, steps)))
+
+    def _run(self, loop: Callable, iterator: Iterator, steps: int) -> dict[str, Any]:
+        with self.tracing():
+            return loop(iterator, tf.constant(steps))
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Where a step may be traced: Keras then scales no loss, and replicas draw random numbers of their own."""
+        with self.strategy.scope(), internals.as_if_alone(), own_internals.masks_of_their_own(self._num_replicas):
+            yield
+
+    # State.
+
+    def reset_metrics(self) -> None:
+        self.model.reset_metrics()
+        with self.strategy.scope():
+            self._finite.reset()
+            self._fit.reset()
+
+    def own(self) -> dict[str, tf.Variable]:
+        return {GRADIENT_NORM: self._finite.state} | self._fit.state
+
+    def read(self, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        summed = {id(variable) for variable in (*self.model.metrics_variables, *self.own().values())}
+        arrays = {}
+        with self.strategy.scope():
+            for name, variable in variables.items():
+                value = _value(variable)
+                if id(variable) in summed:  # each replica has its own share of these
+                    arrays[name] = value.read_value().numpy()
+                else:
+                    # Shares the buffer, which TensorFlow copies before it writes to it; `numpy()` of a variable copies.
+                    arrays[name] = np.asarray(self.strategy.experimental_local_results(value)[0].value())
+        return arrays
+
+    def write(self, variable: Any, value: Any) -> None:
+        with self.strategy.scope():
+            _value(variable).assign(value)
+
+    @contextlib.contextmanager
+    def holding(self, values: Sequence[tuple[keras.Variable, keras.Variable]]) -> Iterator[None]:
+        with self.strategy.scope():
+            before = [variable.value.read_value() for variable, _ in values]
+            for variable, other in values:
+                variable.assign(other.value)
+        try:
+            yield  # outside of the scope: what is made there, such as the model of an export, is not of the strategy
+        finally:
+            with self.strategy.scope():
+                for (variable, _), value in zip(values, before, strict=True):
+                    variable.assign(value)
+
+    def copies(self, variable: keras.Variable) -> list[np.ndarray]:
+        return [copy.numpy() for copy in self.strategy.experimental_local_results(variable.value)]
+
+    def handles(self, variables: Mapping[str, Any]) -> dict[str, tf.Variable]:
+        """TensorFlow's own variables behind those of Keras and of the engine."""
+        return {name: _value(variable) for name, variable in variables.items()}
+
+    # For `--mode=parity`.
+
+    def run(
+        self, function: Callable[[Any], list[tf.Tensor]], shares: Sequence[Any], *, xla: bool
+    ) -> list[list[np.ndarray]]:
+        step = tf.function(function, jit_compile=True, autograph=False) if xla else function
+        given = self.strategy.experimental_distribute_values_from_function(
+            lambda context: shares[context.replica_id_in_sync_group]
+        )
+        with self.strategy.scope(), internals.as_if_alone():
+            found = self.strategy.run(step, args=(given,))
+        by_replica = zip(*(self.strategy.experimental_local_results(value) for value in found), strict=True)
+        return [[tensor.numpy() for tensor in tensors] for tensors in by_replica]
+
+    def keep_gradients(self) -> Callable[[], dict[str, np.ndarray]]:
+        kept: dict[int, tuple[str, tf.Variable]] = {}
+        with self.strategy.scope():
+            for variable in self.model.trainable_variables:
+                mean = tf.Variable(
+                    tf.zeros(variable.shape),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.MEAN,
+                )
+                kept[id(variable)] = (variable.path, mean)
+
+        def keep(optimizer: keras.optimizers.Optimizer, gradients: Sequence, variables: Sequence) -> None:
+            for gradient, variable in zip(gradients, variables, strict=True):
+                if gradient is not None and id(variable) in kept:
+                    dense = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+                    kept[id(variable)][1].assign(dense / internals.scale(optimizer))
+
+        for optimizer in internals.optimizers(self.model):
+            internals.watch_gradients(optimizer, functools.partial(keep, optimizer))
+
+        def read() -> dict[str, np.ndarray]:
+            with self.strategy.scope():
+                return {name: mean.read_value().numpy() for name, mean in kept.values()}
+
+        return read
+
+
+def _value(variable: Any) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _measured(out: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "logs": {name: value.numpy() for name, value in out["logs"].items()},
+        "counts": {name: float(count) for name, count in out["counts"].items()},
+        "waited": float(out["waited"]),
+    }
+
+
+def _local_tensors(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
+    return [t for v in tf.nest.flatten(values) for t in strategy.experimental_local_results(v)]

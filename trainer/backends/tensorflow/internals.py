@@ -1,0 +1,100 @@
+"""Every name that TensorFlow, and Keras for it alone, keep private; all else of Keras is in `trainer.internals`.
+
+`tests/test_internals.py` names what has moved when a version changes. The supported ranges stand in setup.cfg.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.random import seed_generator as keras_seed_generator
+from tensorflow.python.distribute import mirrored_run
+
+Apply = Callable[[Sequence, Callable[[Sequence], None]], None]
+
+
+def before_apply(optimizer: keras.optimizers.Optimizer, intervene: Apply) -> None:
+    """Makes `intervene(gradients, apply)` take the place of the optimizer's `apply`, which it calls or not.
+
+    Keras clips and checks each replica's own gradients and sums them afterwards, so what it clips depends on how many
+    replicas share the batch; and it refuses to accumulate over steps on more than one replica. Whoever intervenes gives
+    the optimizer gradients that are those of the global batch already.
+    """
+    apply = optimizer.apply
+
+    def intervened(gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
+        intervene(gradients, lambda final: apply(final, trainable_variables))
+
+    optimizer.apply = intervened
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner._all_reduce_sum_gradients = list
+
+
+def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:
+    """Runs `function(tensors)` on a replica where `condition`, the same on all replicas, holds.
+
+    Under MirroredStrategy and its like an optimizer meets the other replicas' threads, which it cannot do from within
+    a branch; so the threads meet first, and each branch starts threads of its own (as Keras' LossScaleOptimizer does).
+    """
+    replica = tf.distribute.get_replica_context()
+    if not isinstance(replica, mirrored_run._MirroredReplicaContext):
+        _branch(condition, lambda: function(tensors))
+        return
+
+    def meet(strategy: tf.distribute.Strategy, condition: Any, tensors: Sequence) -> None:
+        first = strategy.experimental_local_results(condition)[0]
+        _branch(first, lambda: strategy.extended.call_for_each_replica(function, args=(tensors,)))
+
+    replica.merge_call(meet, args=(condition, tensors))
+
+
+def _branch(condition: tf.Tensor, function: Callable[[], Any]) -> None:
+    def then() -> None:  # whatever `function` returns: both branches must return the same
+        function()
+
+    tf.cond(condition, then, lambda: None)
+
+
+@contextlib.contextmanager
+def masks_of_their_own(num_replicas: int) -> Iterator[None]:
+    """While a step is traced, each replica draws its own random numbers (keras 20612).
+
+    The stored state stays the same on all replicas and moves on as ever; only what is drawn from it depends on the
+    replica. State and replica decide, so a run that restores the state draws what it would have drawn.
+    """
+    generator = keras_seed_generator.SeedGenerator
+    following = generator.next
+
+    def next_of_replica(self: Any, ordered: bool = True) -> tf.Tensor:
+        seed = following(self, ordered)
+        replica = tf.distribute.get_replica_context()
+        if replica is None:
+            return seed
+        return tf.random.experimental.stateless_fold_in(seed, replica.replica_id_in_sync_group)  # [2] int64
+
+    if num_replicas > 1:
+        generator.next = next_of_replica
+    try:
+        yield
+    finally:
+        generator.next = following
+
+
+def swallow_first_xla_notice() -> None:
+    """Lets XLA announce a trivial compilation to nobody.
+
+    It announces the first one of a process on the file descriptor of stderr, past every log level.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            tf.function(lambda: tf.constant(1) + 1, jit_compile=True)()
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

@@ -8,7 +8,7 @@ NAMES = ("tensorflow", "jax")
 
 
 def choose(name: str) -> None:
-    """Makes `name` the backend of this process and of those that it starts; before Keras is imported, which reads it."""
+    """Makes `name` the backend of this process and of those it starts; before Keras is imported, which reads it."""
     os.environ["KERAS_BACKEND"] = name
 
 

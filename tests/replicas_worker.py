@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from trainer import cluster, hardware, optimizers, plan, replicated
+from trainer import backend, cluster, hardware, optimizers, plan, replicated
 from trainer.config import Config
 
 GLOBAL_BATCH = 64
@@ -117,6 +117,27 @@ class OwnTrainStep(keras.Model):
         return {"own_loss": self.own_loss.result()}
 
 
+class OwnTrainStepOnJax(OwnTrainStep):
+    """The same, as Keras wants it there."""
+
+    def train_step(self, state: tuple, data: tuple) -> tuple[dict, tuple]:
+        import jax
+
+        weights, others, optimizer, metrics = state
+        x, y = data
+
+        def loss_of(weights: list) -> Any:
+            y_pred, _ = self.stateless_call(weights, others, x, training=True)
+            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        weights, optimizer = self.optimizer.stateless_apply(optimizer, gradients, weights)
+        with keras.StatelessScope(list(zip(self.metrics_variables, metrics, strict=True))) as scope:
+            self.own_loss.update_state(loss)
+        metrics = [scope.get_current_value(variable) for variable in self.metrics_variables]
+        return {"own_loss": loss}, (weights, others, optimizer, metrics)
+
+
 class OwnComputeLoss(keras.Model):
     """Replaces only the loss, as Keras' documentation shows it: a plain mean, not scaled by anything."""
 
@@ -178,7 +199,10 @@ CASES = {
     "l2": Case(functools.partial(dense, l2=0.01), SGD),
     "add_loss": Case(functools.partial(dense, noise=True), SGD),
     "scalar_loss": Case(dense, SGD, loss=scalar_loss),
-    "own_train_step": Case(lambda: OwnTrainStep(*_dense_graph()), SGD | {"clipnorm": 0.05}),
+    "own_train_step": Case(
+        lambda: (OwnTrainStepOnJax if backend.chosen() == "jax" else OwnTrainStep)(*_dense_graph()),
+        SGD | {"clipnorm": 0.05},
+    ),
     "own_compute_loss": Case(lambda: OwnComputeLoss(*_dense_graph()), SGD | {"global_clipnorm": 0.1}),
     "subclassed": Case(Subclassed, SGD),
     "two_inputs": Case(TwoInputs.build, SGD),
@@ -221,9 +245,22 @@ def make(case: Case, devices: cluster.Cluster) -> replicated.Replicated:
     half = keras.KerasTensor((share, 4, 8))
     x = {"top": half, "bottom": half} if case.model is TwoInputs.build else image
     with devices.scope():
-        return replicated.Replicated(
+        made = replicated.Replicated(
             compiled(case), devices, (x, keras.KerasTensor((share,), dtype="int32")), xla=case.xla, **case.options
         )
+    made.load_state(_begun(made))
+    return made
+
+
+def _begun(made: replicated.Replicated) -> dict[str, np.ndarray]:
+    """Weights that do not depend on the backend, as those of Keras' initializers do."""
+    generator = np.random.default_rng(0)
+    shapes = {name: shape for name, (shape, _) in made.signature().items() if name.endswith("/kernel")}
+    return {
+        name: generator.normal(0.0, sum(shape) ** -0.5, shape).astype(np.float32)
+        for name, shape in shapes.items()
+        if name.startswith(replicated.MODEL)
+    }
 
 
 def batches(case: Case, devices: cluster.Cluster, *, bad_record: int | None = None) -> Any:

@@ -44,8 +44,14 @@ def reason_against_xla(model: keras.Model, num_replicas: int) -> str | None:
     )
 
 
-def reason_against_microbatches(model: keras.Model, num_replicas: int) -> str | None:
-    """Why a batch cannot be computed in parts, or None."""
+def check_parts(model: keras.Model, num_replicas: int, microbatches: int) -> None:
+    """Raises ConfigError for a model whose batch cannot be computed in parts, if there is more than one."""
+    reason = _reason_against_parts(model, num_replicas) if microbatches > 1 else None
+    if reason:
+        raise ConfigError(f"--microbatches={microbatches} cannot be had: {reason}")
+
+
+def _reason_against_parts(model: keras.Model, num_replicas: int) -> str | None:
     own = internals.overrides(model, "train_step")
     if own:
         return f"the train_step of {own} applies the gradients of the batch that it is given"

@@ -93,6 +93,9 @@ class Engine(Protocol):
     def copies(self, variable: keras.Variable) -> list[np.ndarray]:
         """The value that each replica of this process has."""
 
+    def learning_rate(self) -> float:
+        """Of the next step."""
+
     def run(self, function: Callable[[Any], list], shares: Sequence[Any], *, xla: bool) -> list[list[np.ndarray]]:
         """What `function`, which may call the model, returns on each replica of its share."""
 
@@ -233,7 +236,7 @@ class Replicated:
 
     def learning_rate(self) -> float:
         """Of the next step."""
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return self.engine.learning_rate()
 
     # State of a run, for checkpoints.
 

@@ -38,6 +38,7 @@ class Engine:
         remat: Sequence[str],
         prepare: Prepare | None,
     ):
+        refusals.check_parts(model, devices.num_replicas, microbatches)
         self.model = model
         self.strategy = devices.strategy
         self._num_replicas = devices.num_replicas
@@ -59,9 +60,6 @@ class Engine:
         reason = refusals.reason_against_xla(self.model, self._num_replicas) if xla else None
         if reason:
             raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
-        reason = refusals.reason_against_microbatches(self.model, self._num_replicas) if microbatches > 1 else None
-        if reason:
-            raise ConfigError(f"--microbatches={microbatches} cannot be had: {reason}")
         if xla:
             own_internals.swallow_first_xla_notice()
         if internals.overrides(self.model, "train_step"):
@@ -191,6 +189,9 @@ class Engine:
 
     def copies(self, variable: keras.Variable) -> list[np.ndarray]:
         return [copy.numpy() for copy in self.strategy.experimental_local_results(variable.value)]
+
+    def learning_rate(self) -> float:
+        return float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
 
     def handles(self, variables: Mapping[str, Any]) -> dict[str, tf.Variable]:
         """TensorFlow's own variables behind those of Keras and of the engine."""

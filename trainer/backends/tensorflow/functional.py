@@ -3,8 +3,7 @@
 import keras
 import tensorflow as tf
 
-from trainer import internals
-from trainer.errors import ConfigError
+from trainer.forward import Forward
 
 Tensors = list[tf.Tensor]
 
@@ -27,20 +26,19 @@ class FunctionalTrainStep:
     def __init__(self, model: keras.Model, *, microbatches: int, xla: bool):
         self._model = model
         self._microbatches = microbatches
-        self._trainable = model.trainable_variables
-        self._state = model.non_trainable_variables + model.metrics_variables
+        self._forward = Forward(model)
         passes = self._one_pass if microbatches == 1 else self._passes
         self._forward_backward = tf.function(passes, jit_compile=True, autograph=False) if xla else passes
 
     def __call__(self, data: tuple) -> dict[str, tf.Tensor]:
         optimizer = self._model.optimizer
-        weights = [tf.convert_to_tensor(v.value) for v in self._trainable]
-        state = [tf.convert_to_tensor(v.value) for v in self._state]
+        weights = [tf.convert_to_tensor(v.value) for v in self._forward.trainable]
+        state = [tf.convert_to_tensor(v.value) for v in self._forward.state]
         loss_scale = optimizer.scale_loss(tf.constant(1.0))
         gradients, new_state = self._forward_backward(weights, state, data, loss_scale)
-        for variable, value in zip(self._state, new_state, strict=True):
+        for variable, value in zip(self._forward.state, new_state, strict=True):
             variable.assign(value)
-        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
+        optimizer.apply_gradients(zip(gradients, self._forward.trainable, strict=True))
         return self._model.get_metrics_result()
 
     def _passes(
@@ -75,21 +73,7 @@ class FunctionalTrainStep:
     def _one_pass(
         self, weights: Tensors, state: Tensors, data: tuple, loss_scale: tf.Tensor
     ) -> tuple[list[tf.Tensor | None], Tensors]:
-        model = self._model
-        x, y = data
-        mapping = [*zip(self._trainable, weights, strict=True), *zip(self._state, state, strict=True)]
-        with tf.GradientTape() as tape, keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with tf.GradientTape() as tape:
             tape.watch(weights)
-            given = [scope.get_current_value(v) for v in self._trainable]
-            y_pred = model(x, training=True)
-            loss = internals.compute_loss(model, x, y, y_pred)
-            internals.note_loss(model, loss, examples=tf.shape(keras.tree.flatten(x)[0])[0])
-            model.compute_metrics(x, y, y_pred, sample_weight=None)
-            scaled = loss * tf.cast(loss_scale, loss.dtype)
-        assigned = [v.path for v, w in zip(self._trainable, given, strict=True) if scope.get_current_value(v) is not w]
-        if assigned:
-            raise ConfigError(
-                "a layer assigns to trainable weights while it is called, which a step of tensors only would lose. "
-                f"Use --xla=off and no --microbatches. Received: {', '.join(assigned)}"
-            )
-        return tape.gradient(scaled, weights), [scope.get_current_value(v) for v in self._state]
+            scaled, state = self._forward(weights, state, data, loss_scale)
+        return tape.gradient(scaled, weights), state

@@ -1,0 +1,79 @@
+"""Every name that JAX, and Keras for it alone, keep private; all else of Keras is in `trainer.internals`.
+
+`tests/backends/test_jax_internals.py` names what has moved when a version changes. The supported ranges stand in
+setup.cfg.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+from keras.src.backend.jax import nn as keras_nn
+from keras.src.random import seed_generator as keras_seed_generator
+
+from trainer.errors import ConfigError
+
+# The axis of the mesh along which replicas are.
+REPLICAS = "replica"
+
+# From the gradients of a replica to those of the global batch.
+Exchange = Callable[[Sequence], list]
+
+
+def before_apply(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> None:
+    """Gives the optimizer what `exchange` makes of the gradients of a replica, before it clips or checks anything.
+
+    `exchange` sees the optimizer's variables as they are in the step.
+    """
+    apply = optimizer.stateless_apply
+
+    def exchanged(optimizer_variables: Sequence, grads: Sequence, trainable_variables: Sequence) -> Any:
+        with keras.StatelessScope(list(zip(optimizer.variables, optimizer_variables, strict=True))):
+            means = exchange(grads)
+        return apply(optimizer_variables, means, trainable_variables)
+
+    optimizer.stateless_apply = exchanged
+
+
+@contextlib.contextmanager
+def as_one_of(num_replicas: int) -> Iterator[None]:
+    """While a step is traced: each replica draws its own random numbers, and synchronized layers exchange statistics.
+
+    The stored random state stays the same on all replicas and moves on as ever; only what is drawn from it depends on
+    the replica, as on TensorFlow. Keras has no synchronized batch norm on JAX.
+    """
+    generator, moments = keras_seed_generator.SeedGenerator, keras_nn.moments
+    following = generator.next
+
+    def next_of_replica(self: Any, ordered: bool = True) -> jax.Array:
+        return jax.random.fold_in(following(self, ordered), jax.lax.axis_index(REPLICAS))  # [2] uint32, a raw key
+
+    def moments_of_all(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> tuple:
+        mean, variance = moments(x, axes, keepdims)
+        if not synchronized:
+            return mean, variance
+        mean_of_all, square = jax.lax.pmean((mean, variance + mean**2), REPLICAS)
+        return mean_of_all, square - mean_of_all**2
+
+    if num_replicas > 1:
+        generator.next = next_of_replica
+    keras_nn.moments = moments_of_all
+    try:
+        yield
+    finally:
+        generator.next, keras_nn.moments = following, moments
+
+
+def check_steps(model: keras.Model) -> None:
+    """Raises ConfigError for a `train_step` or `test_step` of the model's own that is not written for JAX."""
+    for method in ("train_step", "test_step"):
+        given = list(inspect.signature(getattr(model, method)).parameters)
+        if len(given) == 1:
+            raise ConfigError(
+                f"the {method} of {type(model).__name__} is written for TensorFlow: on JAX Keras calls "
+                f"{method}(state, data), which returns (logs, state). Received: {method}({', '.join(given)}). Write it "
+                "so, leave it to Keras and write compute_loss, or use --backend=tensorflow"
+            )

@@ -1,0 +1,54 @@
+"""Keras' forward pass in training as a function of arrays: weights and state go in, loss and new state come out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from trainer import internals
+from trainer.errors import ConfigError
+
+Arrays = list[Any]
+
+
+class Forward:
+    """The pass of a built and compiled model without a `train_step` of its own.
+
+    trainable: variables in the order of the weights. state: those in the order of the state: all that the pass may
+    change, metrics too.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self.trainable: Sequence[keras.Variable] = model.trainable_variables
+        self.state: Sequence[keras.Variable] = [*model.non_trainable_variables, *model.metrics_variables]
+        # Ids of the state that the pass changes; known once it has been traced.
+        self.assigned: set[int] = set()
+
+    def __call__(self, weights: Arrays, state: Arrays, data: tuple, loss_scale: Any) -> tuple[Any, Arrays]:
+        """The scaled loss of `(x, y)`, a scalar, and the state afterwards.
+
+        Raises:
+            ConfigError: a layer assigns to trainable weights while it is called.
+        """
+        model = self._model
+        x, y = data
+        mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            weights_before = [scope.get_current_value(v) for v in self.trainable]
+            before = [scope.get_current_value(v) for v in self.state]
+            y_pred = model(x, training=True)
+            loss = internals.compute_loss(model, x, y, y_pred)
+            internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])
+            model.compute_metrics(x, y, y_pred, sample_weight=None)
+            scaled = loss * keras.ops.cast(loss_scale, loss.dtype)
+        after = [scope.get_current_value(v) for v in self.state]
+        pairs = zip(self.trainable, weights_before, strict=True)
+        if lost := [v.path for v, value in pairs if scope.get_current_value(v) is not value]:
+            raise ConfigError(
+                "a layer assigns to trainable weights while it is called, which a step of arrays only would lose. On "
+                f"TensorFlow use --xla=off and no --microbatches; on JAX it cannot be had. Received: {', '.join(lost)}"
+            )
+        changed = zip(self.state, before, after, strict=True)
+        self.assigned.update(id(variable) for variable, old, new in changed if new is not old)
+        return scaled, after

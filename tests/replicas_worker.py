@@ -6,6 +6,7 @@ One process a number of replicas, since TensorFlow's devices are fixed once used
 same records in the same order; keys are `<case>/<what>`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -351,6 +352,18 @@ def _only_batch_norm() -> keras.Model:
 MASKS, MASK_BITS = 4, 4
 
 
+def _replica() -> Any:
+    """That of the step which is traced; 0 while a model is built."""
+    if backend.chosen() == "jax":
+        import jax
+
+        with contextlib.suppress(NameError):
+            return jax.lax.axis_index("replica")
+        return 0
+    context = tf.distribute.get_replica_context()
+    return context.replica_id_in_sync_group if context else 0
+
+
 class DropoutSum(keras.Model):
     """Shows, as metrics of MASK_BITS units each, what each of the first replicas drew."""
 
@@ -364,13 +377,11 @@ class DropoutSum(keras.Model):
         return self.out(keras.ops.reshape(x, (-1, 64)))
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        mask = self.dropout(tf.ones((MASKS, MASK_BITS)), training=True) / 2.0
-        numbers = tf.linalg.matvec(mask, 2.0 ** tf.range(float(MASK_BITS)))  # [MASKS] below 16
-        context = tf.distribute.get_replica_context()
-        replica = context.replica_id_in_sync_group if context else 0  # none while the model is built
+        mask = self.dropout(keras.ops.ones((MASKS, MASK_BITS)), training=True) / 2.0
+        numbers = keras.ops.matmul(mask, 2.0 ** keras.ops.arange(MASK_BITS, dtype="float32"))  # [MASKS] below 16
         # Replica r adds number * 100^r: the sum, which float32 can hold, shows it in two decimal digits of its own.
-        weight = tf.pow(100.0, tf.cast(replica, tf.float32))
-        for metric, number in zip(self.drawn, tf.unstack(numbers), strict=True):
+        weight = keras.ops.power(100.0, keras.ops.cast(_replica(), "float32"))
+        for metric, number in zip(self.drawn, keras.ops.unstack(numbers), strict=True):
             metric.update_state(number * weight)
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
@@ -384,7 +395,7 @@ def masks(devices: cluster.Cluster, *, with_xla: bool) -> dict[str, np.ndarray]:
         iterator = batches(case, devices)
 
         def step(trained: replicated.Replicated = trained, iterator: Any = iterator) -> np.ndarray:
-            trained.model.reset_metrics()
+            trained.reset_metrics()
             logs = trained.run_train_loop(iterator, 1).logs
             return np.array([logs[f"mask_{i}"] for i in range(MASKS)])
 

@@ -143,7 +143,7 @@ class Engine:
         return self._outcome(running.waited)
 
     def _tracing(self) -> contextlib.AbstractContextManager:
-        return own_internals.as_one_of(self.mesh.size)
+        return own_internals.masks_of_their_own(self.mesh.size)
 
     def _outcome(self, waited: float) -> Outcome:
         out = self._report(self._held | {"optimizer": self._values("optimizer")})

@@ -8,7 +8,7 @@ import logging
 import sys
 import tempfile
 
-from trainer import cluster, config, inputs, models, run_dir
+from trainer import backend, cluster, config, inputs, models, run_dir
 from trainer.assembly import Assembly
 from trainer.callbacks.clock import Clock
 from trainer.errors import ConfigError
@@ -24,8 +24,10 @@ OPTIONS = {
     "optimizer": "sgd",  # traced in less time than others
     "global_batch_size": 16,
     "parity_steps": 2,
-    "xla": "off",
+    "backend": backend.chosen(),
 }
+if not backend.always_compiles(backend.chosen()):
+    OPTIONS["xla"] = "off"
 
 
 def compare(fault: str, folder: str, clusters: tuple[cluster.Cluster, cluster.Cluster]) -> dict:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from trainer import backend, cluster, hardware, optimizers, plan, replicated
+from trainer import backend, cluster, hardware, internals, optimizers, plan, replicated
 from trainer.config import Config
 
 GLOBAL_BATCH = 64
@@ -226,7 +226,8 @@ def compiled(case: Case) -> keras.Model:
     """The case's model, compiled; under the scope of the devices."""
     config = Config(**case.optimizer, train_steps=STEPS, global_batch_size=GLOBAL_BATCH)
     planned = plan.resolve(config, num_replicas=1, num_train_examples=0, num_eval_examples=0)
-    model = case.model()
+    with internals.synchronized_anywhere():
+        model = case.model()
     model.compile(
         optimizer=optimizers.build(config, planned.learning_rate),
         loss=case.loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -119,7 +119,8 @@ class Assembly:
         return model
 
     def new_model(self) -> keras.Model:
-        model = self.source.build(self.spec)
+        with internals.synchronized_anywhere():
+            model = self.source.build(self.spec)
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"build of {self.config.model} must return a keras.Model. Received: {type(model).__name__}"

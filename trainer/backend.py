@@ -17,6 +17,11 @@ def chosen() -> str:
     return os.environ.get("KERAS_BACKEND", NAMES[0])
 
 
+def always_compiles(name: str) -> bool:
+    """Whether steps run compiled by XLA, on any hardware."""
+    return name == "jax"
+
+
 def part(name: str) -> ModuleType:
     """The module `name` of the backend of this process."""
     return importlib.import_module(f"trainer.backends.{chosen()}.{name}")

@@ -243,6 +243,23 @@ def _call_outside_training(call: Callable, *args: Any, **kwargs: Any) -> Any:
     return call(*args, **{**kwargs, "training": False})
 
 
+@contextlib.contextmanager
+def synchronized_anywhere() -> Iterator[None]:
+    """Where batch norm can be made with `synchronized=True` on any backend; Keras refuses it but on TensorFlow."""
+    norm = keras.layers.BatchNormalization
+    made = norm.__init__
+
+    def make(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.synchronized = synchronized
+
+    norm.__init__ = make
+    try:
+        yield
+    finally:
+        norm.__init__ = made
+
+
 def adapts(layer: keras.layers.Layer) -> bool:
     """Whether it normalises by statistics of the data, which are weights that no step changes."""
     return isinstance(layer, keras.layers.Normalization) and layer.input_mean is None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from data import catalog, image_header, order, parse, pipeline, records, stages, synthetic
@@ -129,18 +130,26 @@ class StageTimer:
         self._stage, self._devices, self._seed = stage, devices, seed
         self._examples_per_element = 0
         self._bytes_per_example: list[float] = []
-        self._pull = tf.function(self._loop, autograph=False)
+        self._loop = tf.function(self._make_loop, autograph=False)
 
-    def _loop(self, iterator: Iterator, count: tf.Tensor) -> tf.Tensor:
+    def _pull(self, iterator: Iterator, count: int) -> None:
+        if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+            self._loop(iterator, tf.constant(count))
+            return
+        for _ in range(count):
+            for array in self._arrays(next(iterator)):
+                array.block_until_ready()
+
+    def _make_loop(self, iterator: Iterator, count: tf.Tensor) -> tf.Tensor:
         def body(done: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([done]):
                 element = next(iterator)
-            with tf.control_dependencies(self._tensors(element)):
+            with tf.control_dependencies(self._arrays(element)):
                 return done + 1
 
         return tf.while_loop(lambda done: done < count, body, [tf.constant(0)], parallel_iterations=1)
 
-    def _tensors(self, element: Any) -> list[tf.Tensor]:
+    def _arrays(self, element: Any) -> list[Any]:
         return [t for v in tf.nest.flatten(element) for t in self._devices.local(v)]
 
     def __call__(self, turn: int) -> float:
@@ -169,7 +178,7 @@ class StageTimer:
             end = elements + windows * self._stage.window
             while elements < end:
                 count = min(end - elements, max(1, int(_CALL_SECS / secs_each)))
-                self._pull(iterator, tf.constant(count))
+                self._pull(iterator, count)
                 elements += count
                 secs = time.perf_counter() - began
                 if secs > TURN_MOST_SECS:
@@ -200,7 +209,7 @@ class ModelTimer:
         leaves = tf.nest.flatten(batch)
         examples = int(leaves[0].shape[0])
         self._global_batch_size = examples * trained.devices.num_replicas
-        self._bytes_per_example = sum(_num_bytes(tensor) for tensor in leaves) / examples
+        self._bytes_per_example = sum(_num_bytes(array) for array in leaves) / examples
         self._run(1)  # compiles
         self._steps = max(1, min(steps_per_loop, int(TURN_LEAST_SECS / self._run(1))))
 
@@ -252,8 +261,8 @@ def stored_images(element: Any) -> Images:
     return Images(tuple(sorted(formats)), sum(sides) / len(sides) if sides else None)
 
 
-def _num_bytes(tensor: tf.Tensor) -> int:
+def _num_bytes(array: Any) -> int:
     """Of the contents; for strings without what a string itself takes."""
-    if tensor.dtype == tf.string:
-        return int(tf.reduce_sum(tf.strings.length(tensor)))
-    return int(tf.size(tensor)) * tensor.dtype.size
+    if array.dtype == tf.string:
+        return int(tf.reduce_sum(tf.strings.length(array)))
+    return int(np.asarray(array).nbytes)

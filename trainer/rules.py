@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trainer import durations, patterns
+from trainer import backend, durations, patterns
 from trainer.options import FIELDS, LAST_RUN, Config
 from trainer.options.augmentation import MOST_MAGNITUDE
 from trainer.options.optimizer import LAYERWISE, OPTIMIZERS, SCHEDULES
@@ -123,8 +123,11 @@ def _problems_of_combinations(config: Config) -> list[str]:
             problems.append(str(error))
     if config.tpu == "":
         problems.append("tpu is empty; write --tpu alone for the TPU of this environment, or leave it out")
-    if config.tpu is not None and config.xla != "auto":
-        problems.append(f"xla is for CPU and GPU, a TPU always compiles; leave it out. Received: {config.xla}")
+    if config.xla != "auto" and (config.tpu is not None or backend.always_compiles(config.backend)):
+        what = "JAX" if config.tpu is None else "a TPU"
+        problems.append(
+            f"xla is for TensorFlow on CPU and GPU, {what} always compiles; leave it out. Received: {config.xla}"
+        )
     problems += _problems_of_reading(config) + _problems_of_text(config)
     return problems + _problem_of_model_name(config.model)
 

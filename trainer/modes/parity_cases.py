@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from data.errors import DataError
-from trainer import cluster, comparison, internals, parity, refusals
+from trainer import backend, cluster, comparison, internals, parity, refusals
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import RetryError
@@ -79,12 +79,11 @@ class Parity:
 
     def go(self) -> None:
         """Compares every case with the first, and asks why where one differs."""
-        kinds = {"auto": (False, True), "off": (False,), "on": (True,)}[self.config.xla]
         if comparison.apart(self.reference.repeated, step=1):
             self._find(parity.of_repeating(self.reference.repeated, self._passes()))
             self.skipped.append("any other run: the one on 1 replica does not even repeat itself")
             return
-        _, *others = [Case(devices.num_replicas, xla) for xla in kinds for devices in self.clusters]
+        _, *others = [Case(devices.num_replicas, xla) for xla in self._kinds for devices in self.clusters]
         for case in others:
             if reason := self._reason_against(case):
                 self.skipped.append(f"{case}: {reason}")
@@ -94,8 +93,15 @@ class Parity:
                 self.compared[case] = differences
                 self._explain(case, differences)
 
+    @property
+    def _kinds(self) -> tuple[bool, ...]:
+        """Without and with XLA, what of it there is."""
+        if backend.always_compiles(self.config.backend):
+            return (True,)
+        return {"auto": (False, True), "off": (False,), "on": (True,)}[self.config.xla]
+
     def _reason_against(self, case: Case) -> str | None:
-        if not case.xla or case.num_replicas == 1 or self.config.xla != "auto":
+        if not case.xla or case.num_replicas == 1 or len(self._kinds) == 1:
             return None
         for simpler in (Case(1, xla=True), Case(case.num_replicas, xla=False)):
             if simpler not in self.compared:
@@ -107,7 +113,7 @@ class Parity:
     @functools.cached_property
     def reference(self) -> Reference:
         """The run as its options say, on one replica."""
-        return self._observe_first(Case(1, xla=self.config.xla == "on"))
+        return self._observe_first(Case(1, xla=self._kinds[0]))
 
     @functools.cached_property
     def _quiet_reference(self) -> Reference:
@@ -118,7 +124,9 @@ class Parity:
 
     def _open(self, case: Case) -> ParityRun:
         precision = "float32" if case.quiet else self.config.precision
-        config = dataclasses.replace(self.config, xla="on" if case.xla else "off", precision=precision)
+        config = dataclasses.replace(self.config, precision=precision)
+        if not backend.always_compiles(config.backend):
+            config = dataclasses.replace(config, xla="on" if case.xla else "off")
         run = self.make(config, self.clusters[case.num_replicas > 1])
         return ParityRun(run, self.config.parity_steps, quiet=case.quiet)
 
@@ -194,9 +202,9 @@ class Parity:
 
     def _open_one(self, most_rows: int | None) -> tuple[ParityRun, list[Share], Share]:
         """A quiet run on one replica, examples for it in shares, and all of them."""
-        one = self._open(Case(1, xla=False, quiet=True))
+        one = self._open(Case(1, xla=self._kinds[0], quiet=True))
         shares = one.shares(self.clusters[1].num_replicas, most_rows=most_rows)
-        return one, shares, keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *shares)
+        return one, shares, keras.tree.map_structure(lambda *parts: np.concatenate(parts), *shares)
 
     def _passes(self) -> parity.Passes:
         """The same examples through the layers, in one go and shared."""
@@ -210,7 +218,7 @@ class Parity:
         one, shares, batch = self._open_one(most_rows)
         whole, again = one.forward(start, [batch]), one.forward(start, [batch])
         alone = parity.together([one.forward(start, [share]) for share in shares])
-        many = self._open(Case(len(shares), xla=False, quiet=True))
+        many = self._open(Case(len(shares), xla=self._kinds[0], quiet=True))
         return parity.Passes(whole, again, alone, many.forward(start, shares), one.noisy)
 
 

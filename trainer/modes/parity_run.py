@@ -16,7 +16,7 @@ from trainer.replicated import GRADIENT_NORM, MODEL, Replicated
 # Of the last batch of the evaluation; the rest is padding, so that a replica has a share of nothing else.
 _REAL_EXAMPLES = 1
 
-Share = tuple[Any, tf.Tensor]  # (x, y)
+Share = tuple[Any, np.ndarray]  # (x, y)
 
 
 # Of gradients, which are compared themselves; those of precision are of each replica's own share.
@@ -107,11 +107,12 @@ class ParityRun:
     def shares(self, num_shares: int, *, most_rows: int | None) -> list[Share]:
         """The first examples of each replica's share of the first batch, or all of them; of a run on one replica."""
         batches = self.run.inputs.train_batches(self.run.plan, tf.distribute.InputContext(), 0)
-        batch = self.run.prepared(next(iter(batches)))
+        batch = keras.tree.map_structure(np.asarray, self.run.prepared(next(batches.as_numpy_iterator())))
         size = self.run.plan.global_batch_size // num_shares
         rows = min(size, most_rows or size)
         return [
-            tf.nest.map_structure(lambda t, at=at: t[at : at + rows], batch) for at in range(0, size * num_shares, size)
+            keras.tree.map_structure(lambda a, at=at: a[at : at + rows], batch)
+            for at in range(0, size * num_shares, size)
         ]
 
     def forward(self, weights: Mapping[str, np.ndarray], batch: Sequence[Share], *, xla: bool = False) -> parity.Pass:

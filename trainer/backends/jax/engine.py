@@ -143,7 +143,7 @@ class Engine:
         return self._outcome(running.waited)
 
     def _tracing(self) -> contextlib.AbstractContextManager:
-        return own_internals.masks_of_their_own(self.mesh.size)
+        return own_internals.as_one_of(self.mesh.size)
 
     def _outcome(self, waited: float) -> Outcome:
         out = self._report(self._held | {"optimizer": self._values("optimizer")})
@@ -187,7 +187,7 @@ class Engine:
     def _same(self, array: np.ndarray) -> jax.Array:
         """`array` on every device of the mesh, those of other processes too, which do the same."""
         sharding = NamedSharding(self.mesh, _SAME)
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ()])
 
     def _apart(self, array: np.ndarray, aggregation: str = "sum") -> jax.Array:
         """Shares of the replicas [N, ...] that come to `array` over all of them."""

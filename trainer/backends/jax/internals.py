@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import keras
+from keras.src.backend.jax import nn as keras_nn
 from keras.src.random import seed_generator as keras_seed_generator
 
 from trainer.errors import ConfigError
@@ -38,24 +39,32 @@ def before_apply(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> N
 
 
 @contextlib.contextmanager
-def masks_of_their_own(num_replicas: int) -> Iterator[None]:
-    """While a step is traced, each replica draws its own random numbers, as on TensorFlow.
+def as_one_of(num_replicas: int) -> Iterator[None]:
+    """While a step is traced, each replica draws random numbers of its own, and synchronized batch norm exchanges.
 
-    The stored state stays the same on all replicas and moves on as ever; only what is drawn from it depends on the
-    replica.
+    As on TensorFlow. The stored random state stays the same on all replicas and moves on as ever; only what is drawn
+    from it depends on the replica.
     """
-    generator = keras_seed_generator.SeedGenerator
+    generator, moments = keras_seed_generator.SeedGenerator, keras_nn.moments
     following = generator.next
 
     def next_of_replica(self: Any, ordered: bool = True) -> jax.Array:
         return jax.random.fold_in(following(self, ordered), jax.lax.axis_index(REPLICAS))  # [2] uint32, a raw key
 
+    def moments_of_all(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> tuple:
+        mean, variance = moments(x, axes, keepdims)
+        if not synchronized:
+            return mean, variance
+        mean_of_all, square = jax.lax.pmean((mean, variance + mean**2), REPLICAS)
+        return mean_of_all, square - mean_of_all**2
+
     if num_replicas > 1:
         generator.next = next_of_replica
+    keras_nn.moments = moments_of_all
     try:
         yield
     finally:
-        generator.next = following
+        generator.next, keras_nn.moments = following, moments
 
 
 def check_steps(model: keras.Model) -> None:

@@ -204,7 +204,7 @@ class Engine:
     ) -> list[list[np.ndarray]]:
         step = tf.function(function, jit_compile=True, autograph=False) if xla else function
         given = self.strategy.experimental_distribute_values_from_function(
-            lambda context: shares[context.replica_id_in_sync_group]
+            lambda context: tf.nest.map_structure(tf.constant, shares[context.replica_id_in_sync_group])
         )
         with self.strategy.scope(), internals.as_if_alone():
             found = self.strategy.run(step, args=(given,))

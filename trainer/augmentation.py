@@ -9,10 +9,13 @@ a mixture of the two by the same weight, which Beta(alpha, alpha) allows, being 
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import tensorflow as tf
+import keras
+from keras import ops
 
 from data import augment
 from data.augment import numbers
@@ -86,7 +89,7 @@ def prepare(config: Config, spec: Spec) -> Prepare | None:
 
     def prepared(data: tuple) -> tuple:
         x, y, *drawn = data
-        given = dict(zip(columns, tf.split(drawn[0], list(columns.values()), axis=1), strict=True)) if columns else {}
+        given = dict(zip(columns, _split(drawn[0], list(columns.values())), strict=True)) if columns else {}
         if shares is not None:
             y = shares(y, smoothing, spec)
         if numbers.FLIP in given:
@@ -100,72 +103,78 @@ def prepare(config: Config, spec: Spec) -> Prepare | None:
     return prepared
 
 
-def flipped(images: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+def flipped(images: Any, given: Any) -> Any:
     """Images mirrored left to right where the first number is below 1/2, upside down where a second one is."""
-    for column, axis in zip(tf.split(given, given.shape[1], axis=1), (2, 1), strict=False):
-        images = tf.where(column[:, :, None, None] < 0.5, tf.reverse(images, [axis]), images)
+    for column, axis in zip(ops.unstack(given, axis=1), (2, 1), strict=False):
+        images = ops.where(column[:, None, None, None] < 0.5, ops.flip(images, axis), images)
     return images
 
 
-def erased(images: tf.Tensor, given: tf.Tensor, chance: float) -> tf.Tensor:
+def erased(images: Any, given: Any, chance: float) -> Any:
     """Images of which a rectangle takes the image's mean, each with probability `chance` (arXiv:1708.04896).
 
     given: whether, area, ratio, top and left of the rectangle; one that is longer than the image is cut to it.
     """
-    whether, area, ratio, top, left = tf.unstack(given, axis=1)
+    whether, area, ratio, top, left = ops.unstack(given, axis=1)
     _, height, width, _ = images.shape
     least, most = _ERASED_AREA
     pixels = (least + area * (most - least)) * (height * width)
     low, high = (math.log(bound) for bound in _ERASED_RATIO)
-    ratio = tf.exp(low + ratio * (high - low))
-    rows = tf.clip_by_value(tf.round(tf.sqrt(pixels * ratio)), 1.0, float(height))
-    columns = tf.clip_by_value(tf.round(tf.sqrt(pixels / ratio)), 1.0, float(width))
-    rows = tf.where(whether < chance, rows, 0.0)
-    first_row, first_column = tf.floor(top * (height - rows + 1.0)), tf.floor(left * (width - columns + 1.0))
+    ratio = ops.exp(low + ratio * (high - low))
+    rows = ops.clip(ops.round(ops.sqrt(pixels * ratio)), 1.0, float(height))
+    columns = ops.clip(ops.round(ops.sqrt(pixels / ratio)), 1.0, float(width))
+    rows = ops.where(whether < chance, rows, 0.0)
+    first_row, first_column = ops.floor(top * (height - rows + 1.0)), ops.floor(left * (width - columns + 1.0))
     inside = _box(height, width, first_row, first_row + rows, first_column, first_column + columns)
-    mean = tf.reduce_mean(tf.cast(images, tf.float32), axis=(1, 2), keepdims=True)
-    return tf.where(inside, _like(mean, images), images)
+    mean = ops.mean(ops.cast(images, "float32"), axis=(1, 2), keepdims=True)
+    return ops.where(inside, _like(mean, images), images)
 
 
-def mixed(images: tf.Tensor, labels: tf.Tensor, given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def mixed(images: Any, labels: Any, given: Any) -> tuple[Any, Any]:
     """Images and labels [b, C] float32 of pairs: mixup (arXiv:1710.09412) or CutMix (arXiv:1905.04899).
 
     given: the part that is an example's own; 1 for CutMix and 0 for mixup; the centre of CutMix's rectangle, which is
     cut at the image's edge. Labels follow the area that it then has.
     """
-    own, is_box, centre_y, centre_x = tf.unstack(given, axis=1)
+    own, is_box, centre_y, centre_x = ops.unstack(given, axis=1)
     _, height, width, _ = images.shape
     spans = []
     for length, centre in ((height, centre_y), (width, centre_x)):
-        half = tf.floor(tf.floor(length * tf.sqrt(1.0 - own)) / 2.0)
-        middle = tf.floor(centre * length)
-        spans += [tf.maximum(middle - half, 0.0), tf.minimum(middle + half, float(length))]
+        half = ops.floor(ops.floor(length * ops.sqrt(1.0 - own)) / 2.0)
+        middle = ops.floor(centre * length)
+        spans += [ops.maximum(middle - half, 0.0), ops.minimum(middle + half, float(length))]
     top, bottom, left, right = spans
     cut = is_box > 0.5
-    share = tf.where(cut, 1.0 - (bottom - top) * (right - left) / (height * width), own)[:, None]  # [b, 1]
+    share = ops.where(cut, 1.0 - (bottom - top) * (right - left) / (height * width), own)[:, None]  # [b, 1]
     inside = _box(height, width, top, bottom, left, right)
-    of_own = tf.where(cut[:, None, None, None], 1.0 - tf.cast(inside, tf.float32), share[:, :, None, None])
-    values = tf.cast(images, tf.float32)
+    of_own = ops.where(cut[:, None, None, None], 1.0 - ops.cast(inside, "float32"), share[:, :, None, None])
+    values = ops.cast(images, "float32")
     blended = of_own * values + (1.0 - of_own) * _partners(values)
     return _like(blended, images), share * labels + (1.0 - share) * _partners(labels)
 
 
-def _partners(values: tf.Tensor) -> tf.Tensor:
+def _partners(values: Any) -> Any:
     """[b, ...] with the two rows of each pair exchanged."""
-    pairs = tf.reshape(values, [-1, 2, *values.shape[1:]])
-    return tf.reshape(tf.reverse(pairs, [1]), values.shape)
+    pairs = ops.reshape(values, [-1, 2, *values.shape[1:]])
+    return ops.reshape(ops.flip(pairs, 1), values.shape)
 
 
-def _box(height: int, width: int, top: tf.Tensor, bottom: tf.Tensor, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+def _box(height: int, width: int, top: Any, bottom: Any, left: Any, right: Any) -> Any:
     """[b, H, W, 1] bool: rows from top to before bottom, columns from left to before right, [b] float32 each."""
 
-    def between(length: int, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:  # [b, length]
-        at = tf.range(length, dtype=tf.float32)
+    def between(length: int, first: Any, end: Any) -> Any:  # [b, length]
+        at = ops.arange(length, dtype="float32")
         return (at >= first[:, None]) & (at < end[:, None])
 
     return (between(height, top, bottom)[:, :, None] & between(width, left, right)[:, None, :])[..., None]
 
 
-def _like(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+def _split(values: Any, widths: Sequence[int]) -> list[Any]:
+    """[b, sum of widths] to parts of these widths."""
+    ends = list(itertools.accumulate(widths))
+    return ops.split(values, ends[:-1], axis=1)
+
+
+def _like(values: Any, images: Any) -> Any:
     """float32 values in the dtype of `images`."""
-    return tf.cast(tf.round(values) if images.dtype.is_integer else values, images.dtype)
+    return ops.cast(ops.round(values) if keras.backend.is_int_dtype(images.dtype) else values, images.dtype)

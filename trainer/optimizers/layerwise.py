@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from trainer import internals
@@ -24,7 +23,7 @@ class _Layerwise(keras.optimizers.Optimizer):
         self.decay = weight_decay or 0.0
         self.epsilon = epsilon
 
-    def _scaled(self, learning_rate: tf.Tensor, weights: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+    def _scaled(self, learning_rate: Any, weights: Any, length: Any) -> Any:
         """`learning_rate` times ||weights|| / length, or as it is where either is 0."""
         norm = _norm(weights)
         known = (norm > 0) & (length > 0)
@@ -60,7 +59,7 @@ class Lars(_Layerwise):
         super().build(variables)
         self.velocities = self.add_optimizer_variables(variables, "velocity")
 
-    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         velocity = internals.slot(self, self.velocities, variable)
         rate, step = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         if internals.is_decayed(self, variable):
@@ -99,7 +98,7 @@ class Lamb(_Layerwise):
         super().build(variables)
         self.momentums, self.velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
 
-    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         momentum = internals.slot(self, self.momentums, variable)
         velocity = internals.slot(self, self.velocities, variable)
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
@@ -116,5 +115,5 @@ class Lamb(_Layerwise):
         self.assign_sub(variable, rate * step)
 
 
-def _norm(values: tf.Tensor) -> tf.Tensor:
+def _norm(values: Any) -> Any:
     return ops.sqrt(ops.sum(ops.square(values)))

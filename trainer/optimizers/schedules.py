@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from trainer.plan import LearningRate
@@ -33,44 +32,44 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self._planned = planned
         self._after_warmup = getattr(self, f"_{planned.schedule}")
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: Any) -> Any:
         """The learning rate, float32, of the step that follows `step` steps, an integer."""
-        steps, warmup = ops.cast(step, "int64"), self._planned.warmup_steps
+        steps, warmup = ops.cast(step, "int"), self._planned.warmup_steps  # 64 bits on TensorFlow, 32 on JAX
         warm = ops.cast(steps, "float32") / max(1, warmup)
         return self._planned.peak * ops.where(steps < warmup, warm, self._after_warmup(steps))
 
-    def _left(self, steps: tf.Tensor, begin: int) -> tf.Tensor:
+    def _left(self, steps: Any, begin: int) -> Any:
         """What is left of the time from `begin` to the end of training, from 1 to 0."""
         span = max(1, self._planned.train_steps - begin)
         return ops.cast(ops.clip(self._planned.train_steps - steps, 0, span), "float32") / span
 
-    def _down_to_final(self, part: tf.Tensor) -> tf.Tensor:
+    def _down_to_final(self, part: Any) -> Any:
         return self._planned.final_factor + (1 - self._planned.final_factor) * part
 
-    def _constant(self, steps: tf.Tensor) -> tf.Tensor:
+    def _constant(self, steps: Any) -> Any:
         return ops.ones_like(steps, "float32")
 
-    def _cosine(self, steps: tf.Tensor) -> tf.Tensor:
+    def _cosine(self, steps: Any) -> Any:
         # sin^2 of half the angle: 1 + cos would cancel to nothing near the end.
         left = self._left(steps, self._planned.warmup_steps)
         return self._down_to_final(ops.square(ops.sin(math.pi / 2 * left)))
 
-    def _polynomial(self, steps: tf.Tensor) -> tf.Tensor:
+    def _polynomial(self, steps: Any) -> Any:
         left = self._left(steps, self._planned.warmup_steps)
         return self._down_to_final(ops.power(left, self._planned.decay_power))
 
-    def _exponential(self, steps: tf.Tensor) -> tf.Tensor:
+    def _exponential(self, steps: Any) -> Any:
         times = ops.cast(steps - self._planned.warmup_steps, "float32") / max(1, self._planned.decay_every_steps)
         return ops.power(self._planned.decay_factor, times)
 
-    def _step(self, steps: tf.Tensor) -> tf.Tensor:
+    def _step(self, steps: Any) -> Any:
         times = sum(ops.cast(steps >= mark, "float32") for mark in self._planned.decay_steps)
         return ops.power(self._planned.decay_factor, times)
 
-    def _rsqrt(self, steps: tf.Tensor) -> tf.Tensor:
+    def _rsqrt(self, steps: Any) -> Any:
         warmup = max(1, self._planned.warmup_steps)
         return ops.sqrt(warmup / ops.cast(ops.maximum(steps, warmup), "float32"))
 
-    def _wsd(self, steps: tf.Tensor) -> tf.Tensor:
+    def _wsd(self, steps: Any) -> Any:
         [begin] = self._planned.decay_steps
         return self._down_to_final(self._left(steps, begin))

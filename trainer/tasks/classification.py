@@ -1,7 +1,9 @@
 """One class out of several."""
 
+from typing import Any
+
 import keras
-import tensorflow as tf
+from keras import ops
 
 from data.spec import Spec
 
@@ -33,30 +35,30 @@ def metrics(spec: Spec) -> list[keras.metrics.Metric]:
     return [keras.metrics.MeanMetricWrapper(_accuracy, name="accuracy")]
 
 
-def outputs(y_pred: tf.Tensor, spec: Spec) -> dict[str, tf.Tensor]:
+def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
     """`logits` and `probabilities`, [B, num_classes] float32 each."""
-    return {"logits": y_pred, "probabilities": tf.nn.softmax(y_pred)}
+    return {"logits": y_pred, "probabilities": ops.softmax(y_pred)}
 
 
-def shares(y: tf.Tensor, smoothing: float, spec: Spec) -> tf.Tensor:
+def shares(y: Any, smoothing: float, spec: Spec) -> Any:
     """Classes [B] to shares [B, num_classes] float32 of sum 1, `smoothing` of it spread evenly (arXiv:1512.00567)."""
-    return tf.one_hot(y, num_outputs(spec)) * (1.0 - smoothing) + smoothing / num_outputs(spec)
+    return ops.one_hot(y, num_outputs(spec)) * (1.0 - smoothing) + smoothing / num_outputs(spec)
 
 
 class CrossEntropy(keras.losses.Loss):
     """Of logits, against classes or shares of classes: Keras has a loss for each, and compiles a model with one."""
 
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         """[B, ..., C] logits against [B, ...] classes or [B, ..., C] shares to [B, ...]."""
         if _are_shares(y_true, y_pred):
             return keras.losses.categorical_crossentropy(y_true, y_pred, from_logits=True)
         return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
 
-def _accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    classes = keras.ops.argmax(y_true, axis=-1) if _are_shares(y_true, y_pred) else y_true
+def _accuracy(y_true: Any, y_pred: Any) -> Any:
+    classes = ops.argmax(y_true, axis=-1) if _are_shares(y_true, y_pred) else y_true
     return keras.metrics.sparse_categorical_accuracy(classes, y_pred)
 
 
-def _are_shares(y_true: tf.Tensor, y_pred: tf.Tensor) -> bool:
+def _are_shares(y_true: Any, y_pred: Any) -> bool:
     return len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == y_pred.shape[-1]

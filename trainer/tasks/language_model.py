@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from data.spec import Spec
@@ -43,7 +42,7 @@ def metrics(spec: Spec) -> list[keras.metrics.Metric]:
     return [Perplexity(name="perplexity"), TokenAccuracy(name="accuracy")]
 
 
-def outputs(y_pred: tf.Tensor, spec: Spec) -> dict[str, tf.Tensor]:
+def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
     """`logits`, [B, S, vocabulary] float32: at each position of the token that comes next."""
     return {"logits": y_pred}
 
@@ -70,7 +69,7 @@ class TokenCrossentropy(keras.losses.Loss):
         super().__init__(name=name, **options)
         self._z_loss = z_loss
 
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         """[B] float32: the mean over positions, so that an example's weight is one number."""
         entropy = _crossentropy(y_true, y_pred)
         if self._z_loss:
@@ -85,11 +84,11 @@ class TokenCrossentropy(keras.losses.Loss):
 class Perplexity(keras.metrics.Mean):
     """exp of the mean cross-entropy over all tokens: sum by sum, over batches and replicas."""
 
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch: y_true [B, S], y_pred [B, S, V], sample_weight [B] or none."""
         super().update_state(_crossentropy(y_true, y_pred), _weights(y_true, sample_weight))
 
-    def result(self) -> tf.Tensor:
+    def result(self) -> Any:
         """float32."""
         return ops.exp(super().result())
 
@@ -98,24 +97,24 @@ class Perplexity(keras.metrics.Mean):
 class TokenAccuracy(keras.metrics.Mean):
     """Share of the tokens that have the largest logit."""
 
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch: y_true [B, S], y_pred [B, S, V], sample_weight [B] or none."""
         right = ops.equal(ops.cast(y_true, "int32"), ops.argmax(y_pred, axis=-1))
         super().update_state(ops.cast(right, "float32"), _weights(y_true, sample_weight))
 
 
-def _present(y_true: tf.Tensor) -> tf.Tensor:
+def _present(y_true: Any) -> Any:
     """[B, S] float32: 1 where there is a next token."""
     return ops.cast(y_true >= 0, "float32")
 
 
-def _crossentropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+def _crossentropy(y_true: Any, y_pred: Any) -> Any:
     """[B, S] float32."""
     entropy = ops.sparse_categorical_crossentropy(ops.maximum(y_true, 0), y_pred, from_logits=True)
     return entropy * _present(y_true)
 
 
-def _weights(y_true: tf.Tensor, sample_weight: tf.Tensor | None) -> tf.Tensor:
+def _weights(y_true: Any, sample_weight: Any) -> Any:
     """[B, S] float32: the example's weight where there is a next token."""
     present = _present(y_true)
     return present if sample_weight is None else present * ops.cast(sample_weight, "float32")[:, None]

@@ -1,7 +1,9 @@
 """Several classes at once, each true or not."""
 
+from typing import Any
+
 import keras
-import tensorflow as tf
+from keras import ops
 
 from data.spec import Spec
 
@@ -51,13 +53,13 @@ def metrics(spec: Spec) -> list[keras.metrics.Metric]:
     ]
 
 
-def outputs(y_pred: tf.Tensor, spec: Spec) -> dict[str, tf.Tensor]:
+def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
     """`logits` and `probabilities`, [B, C] float32 each."""
-    return {"logits": y_pred, "probabilities": tf.sigmoid(y_pred)}
+    return {"logits": y_pred, "probabilities": ops.sigmoid(y_pred)}
 
 
 class _F1OfLogits(keras.metrics.F1Score):
     """Keras' takes probabilities only."""
 
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
-        super().update_state(y_true, keras.ops.sigmoid(y_pred), sample_weight)
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_true, ops.sigmoid(y_pred), sample_weight)

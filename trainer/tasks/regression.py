@@ -1,9 +1,10 @@
 """One number, or several."""
 
 import math
+from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from data.spec import Spec
 
@@ -47,36 +48,36 @@ def metrics(spec: Spec) -> list[keras.metrics.Metric]:
     return [_MeanAbsoluteError(name="mae"), _RootMeanSquaredError(name="rmse"), _R2Score(name="r2")]
 
 
-def outputs(y_pred: tf.Tensor, spec: Spec) -> dict[str, tf.Tensor]:
+def outputs(y_pred: Any, spec: Spec) -> dict[str, Any]:
     """`prediction`, float32 of the label's shape."""
-    return {"prediction": tf.reshape(y_pred, [-1, *spec.label.shape])}
+    return {"prediction": ops.reshape(y_pred, [-1, *spec.label.shape])}
 
 
-def _rows(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _rows(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     """Both as [b, n], which they must agree on.
 
     Of two tensors [b] Keras' losses and metrics average over the batch before they look at the weights of examples, so
     padding would count; its R2 refuses them.
     """
-    y_true = tf.reshape(y_true, [-1, math.prod(y_true.shape[1:])])
-    return y_true, tf.reshape(y_pred, tf.shape(y_true))
+    y_true = ops.reshape(y_true, [-1, math.prod(y_true.shape[1:])])
+    return y_true, ops.reshape(y_pred, ops.shape(y_true))
 
 
 class _MeanSquaredError(keras.losses.MeanSquaredError):
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         return super().call(*_rows(y_true, y_pred))
 
 
 class _MeanAbsoluteError(keras.metrics.MeanAbsoluteError):
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(*_rows(y_true, y_pred), sample_weight)
 
 
 class _RootMeanSquaredError(keras.metrics.RootMeanSquaredError):
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(*_rows(y_true, y_pred), sample_weight)
 
 
 class _R2Score(keras.metrics.R2Score):
-    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(*_rows(y_true, y_pred), sample_weight)

@@ -98,7 +98,7 @@ def test_a_model_computes_with_what_was_put_into_its_weights(tmp_path: pathlib.P
     far = (far - far.mean(axis=0).astype(np.float32)) / far.std(axis=0)  # a weight is float32, here to within 0.03
     features = np.concatenate([(columns - columns.mean(axis=0)) / spread, (far - 3.0) / 2.0], axis=1)
     expected = (features @ kernel + bias) * y.std(axis=0) + y.mean(axis=0)
-    np.testing.assert_allclose(after, expected, rtol=1e-3)
+    np.testing.assert_allclose(after, expected, rtol=1e-3, atol=1e-2)  # of numbers up to 100
     assert np.abs(before - after).max() > 1
     spec = Spec({name: Array(v.shape[1:], v.dtype.name) for name, v in x.items()}, Array((2,), "float32"), None, "")
     export.save(fresh, spec, str(tmp_path / "export"))

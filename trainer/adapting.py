@@ -14,16 +14,20 @@ does. They are weights: from there on they come from checkpoints (resuming, `--i
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
-from trainer import internals
+from trainer import backend, internals
 from trainer.cluster import Cluster
 from trainer.errors import ConfigError
+
+if typing.TYPE_CHECKING:
+    import tensorflow as tf
 
 _FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 
@@ -47,7 +51,7 @@ def adapt(
     devices: Cluster,
     copy: keras.Model,
     places: Sequence[int],
-    batches: tf.data.Dataset,
+    batches: "tf.data.Dataset",
 ) -> None:
     """Gives layers of `trained` the mean and variance of what they are to normalise.
 
@@ -62,20 +66,15 @@ def adapt(
         ConfigError: a layer whose input depends on weights, or is not finite.
     """
     layers = [internals.layers(copy)[place] for place in places]
-    given = _watched(layers)
+    inputs = _Inputs(copy, layers)
     found = [_Moments() for _ in layers]
-
-    def sums(x: Any, y: tf.Tensor) -> list[list[tuple]]:
-        _call(copy, x, given)
-        return [[_sums(layer, values, y) for values in given[id(layer)]] for layer in layers]
-
-    # Of the model no more is computed than what comes before the layers.
-    compiled = tf.function(sums, input_signature=batches.element_spec, autograph=False)
-    for x, y in batches:
-        for moments, calls in zip(found, compiled(x, y), strict=True):
-            for count, mean, squares in calls:
-                if count:
-                    moments.add(int(count), mean.numpy(), squares.numpy())
+    weights = inputs.weights()
+    for number, (x, y) in enumerate(batches.as_numpy_iterator()):
+        if number == 0:
+            _refuse_dependent(inputs, layers, x)
+        for layer, moments, calls in zip(layers, found, inputs.of(weights, x), strict=True):
+            for values in calls:
+                moments.add(*_sums(layer, values, y))
     for place, moments in zip(places, found, strict=True):
         layer = internals.layers(trained)[place]
         if not np.isfinite(moments.variance).all():
@@ -121,56 +120,82 @@ class _Moments:
         return np.where(variance <= (_FLOAT32_EPSILON * self.mean) ** 2, 1.0, variance)
 
 
-def _watched(layers: Sequence[keras.layers.Normalization]) -> dict[int, list[tf.Tensor]]:
-    """Lets layers note down what they are called with, by their ids."""
-    given: dict[int, list[tf.Tensor]] = {id(layer): [] for layer in layers}
+class _Inputs:
+    """What layers of a model are given, as a function of its float weights and of `x`.
 
-    def watched(call: Callable, noted: list[tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
-        noted.append(inputs)
-        return call(inputs)
-
-    for layer in layers:
-        layer.call = functools.partial(watched, layer.call, given[id(layer)])
-    return given
-
-
-def _call(model: keras.Model, x: Any, given: Mapping[int, list[tf.Tensor]]) -> None:
-    """Calls the model while it is traced, so that `given` is what its layers are given.
-
-    Raises:
-        ConfigError: that depends on weights of the model, which change in training.
+    Of the model no more is computed than what comes before these layers.
     """
-    for noted in given.values():
-        noted.clear()
-    weights = {weight.path: weight.value for weight in model.weights if keras.backend.is_float_dtype(weight.dtype)}
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(list(weights.values()))
-        model(x, training=False)
-    for layer in (layer for layer in internals.layers(model) if id(layer) in given and not layer.invert):
-        for values in given[id(layer)]:
-            gradients = tape.gradient(values, weights) if values.dtype.is_floating else {}
-            if of := [path for path, gradient in gradients.items() if gradient is not None]:
-                raise ConfigError(
-                    f"the layer {layer.name} is to normalise by mean and variance of the training data, and what it is "
-                    f"given depends on weights, which training changes. Received: {', '.join(of)}. Put it before them, "
-                    "give it mean and variance, or use keras.layers.BatchNormalization"
-                )
+
+    def __init__(self, model: keras.Model, layers: Sequence[keras.layers.Normalization]):
+        self.variables = [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
+        given: dict[int, list] = {id(layer): [] for layer in layers}
+
+        def noted(call: Callable, notes: list, inputs: Any) -> Any:
+            notes.append(inputs)
+            return call(inputs)
+
+        for layer in layers:
+            layer.call = functools.partial(noted, layer.call, given[id(layer)])
+
+        def function(weights: Sequence[Any], x: Any) -> list[list]:
+            for notes in given.values():
+                notes.clear()
+            with keras.StatelessScope(list(zip(self.variables, weights, strict=True))):
+                model(x, training=False)
+            return [list(given[id(layer)]) for layer in layers]
+
+        self._function = backend.part("functions").compiled(function)
+
+    def weights(self) -> list[np.ndarray]:
+        """As they are."""
+        return [ops.convert_to_numpy(variable.value) for variable in self.variables]
+
+    def of(self, weights: Sequence[np.ndarray], x: Any) -> list[list[np.ndarray]]:
+        """By layer and call."""
+        return [[ops.convert_to_numpy(values) for values in calls] for calls in self._function(weights, x)]
 
 
-def _sums(layer: keras.layers.Normalization, values: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Number, mean and sum of squared differences from it, of what the layer takes as one, over a batch."""
+def _refuse_dependent(inputs: _Inputs, layers: Sequence[keras.layers.Normalization], x: Any) -> None:
+    """Raises ConfigError where what a layer is given depends on weights of the model, which change in training.
+
+    Looked up with NaN for weights, which becomes NaN whatever is computed from them.
+    """
+    weights = inputs.weights()
+    unknown = [np.full_like(weight, np.nan) for weight in weights]
+    before, after = inputs.of(weights, x), inputs.of(unknown, x)
+    for place, layer in enumerate(layers):
+        if layer.invert or _same(before[place], after[place]):
+            continue
+        of = []
+        for index, variable in enumerate(inputs.variables):
+            one_unknown = [*weights[:index], unknown[index], *weights[index + 1 :]]
+            if not _same(before[place], inputs.of(one_unknown, x)[place]):
+                of.append(variable.path)
+        raise ConfigError(
+            f"the layer {layer.name} is to normalise by mean and variance of the training data, and what it is "
+            f"given depends on weights, which training changes. Received: {', '.join(of)}. Put it before them, "
+            "give it mean and variance, or use keras.layers.BatchNormalization"
+        )
+
+
+def _same(calls: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    # By their bytes: NaN is the same as itself.
+    return all(one.tobytes() == other.tobytes() for one, other in zip(calls, others, strict=True))
+
+
+def _sums(layer: keras.layers.Normalization, values: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """Number, mean and sum of squared differences from it, of what the layer takes as one, over a batch; float64."""
     if layer.invert:
         if math.prod(y.shape[1:]) != math.prod(values.shape[1:]):
             raise ConfigError(
                 f"the layer {layer.name} turns what the model computes into the units of the label, so it must be "
                 f"given as many numbers. Received: {values.shape[1:]} for a label of shape {y.shape[1:]}"
             )
-        values = tf.reshape(y, tf.shape(values))
-    values = tf.cast(values, tf.float64)
-    rank = values.shape.rank
-    kept = [axis % rank for axis in layer.axis]
-    reduced = [axis for axis in range(rank) if axis not in kept]
-    mean = tf.reduce_mean(values, reduced, keepdims=True)
-    squares = tf.reduce_sum(tf.square(values - mean), reduced)
-    count = tf.size(values, tf.int64) // math.prod(values.shape[axis] for axis in kept)
-    return count, tf.squeeze(mean, reduced), squares
+        values = np.reshape(y, values.shape)
+    values = values.astype(np.float64)
+    kept = [axis % values.ndim for axis in layer.axis]
+    reduced = tuple(axis for axis in range(values.ndim) if axis not in kept)
+    mean = values.mean(reduced, keepdims=True)
+    squares = np.square(values - mean).sum(reduced)
+    count = values.size // math.prod(values.shape[axis] for axis in kept)
+    return count, np.squeeze(mean, reduced), squares

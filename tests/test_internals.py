@@ -5,6 +5,7 @@ import inspect
 import keras
 import pytest
 from keras.src import losses
+from keras.src.backend.common import masking
 from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
 from keras.src.random import seed_generator
@@ -20,6 +21,8 @@ PRIVATE = [
     (keras.optimizers.Optimizer, "_var_key"),
     (losses.loss, "scale_loss_for_distribution"),
     (losses.loss, "unscale_loss_for_distribution"),
+    (masking, "get_keras_mask"),
+    (masking, "set_keras_mask"),
     (seed_generator, "global_seed_generator"),
     (seed_generator.SeedGenerator, "next"),
     (mirrored_run, "_MirroredReplicaContext"),

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 from keras.src import losses as keras_losses
+from keras.src.backend.common import masking as keras_masking
 from keras.src.backend.common import variables as keras_variables
 from keras.src.random import seed_generator as keras_seed_generator
 
@@ -62,14 +63,14 @@ def note_loss(model: keras.Model, loss: Any, *, examples: Any) -> None:
 
 @contextlib.contextmanager
 def watching_layers(
-    note: Callable[[keras.layers.Layer, Any], None],
+    note: Callable[[keras.layers.Layer, Any], Any],
     *,
     begin: Callable[[keras.layers.Layer], None] = lambda layer: None,
     nested: bool = False,
 ) -> Iterator[None]:
     """Tells `note` of each layer and its output, and `begin` before, in the order of their calls.
 
-    Of those that have no layers in them only, unless `nested`.
+    Of those that have no layers in them only, unless `nested`. What `note` returns, unless None, is then the output.
     """
     call = keras.layers.Layer.__call__
 
@@ -78,14 +79,20 @@ def watching_layers(
             return call(self, *args, **kwargs)
         begin(self)
         output = call(self, *args, **kwargs)
-        note(self, output)
-        return output
+        replaced = note(self, output)
+        return output if replaced is None else keras.tree.map_structure(_masked_as, replaced, output)
 
     keras.layers.Layer.__call__ = noted_call
     try:
         yield
     finally:
         keras.layers.Layer.__call__ = call
+
+
+def _masked_as(tensor: Any, other: Any) -> Any:
+    if tensor is not other and (mask := keras_masking.get_keras_mask(other)) is not None:
+        keras_masking.set_keras_mask(tensor, mask)
+    return tensor
 
 
 def watch_gradients(optimizer: keras.optimizers.Optimizer, note: Callable[[Sequence, Sequence], None]) -> None:

@@ -12,14 +12,15 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
-from trainer import internals
+from trainer import backend, internals
 
 # Further ones tell nothing more, and each costs some passes over a part of the batch.
 _MAX_RECORDS = 10
 
-Share = tuple[Any, tf.Tensor]  # (x, y) of one replica
+Share = tuple[Any, Any]  # (x, y) of one replica
+Output = tuple[keras.layers.Layer, Any]  # a layer, and a tensor that it has made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Layers:
 
     first: str | None
     loss: float | None
-    gradients: dict[str, tf.Tensor]
+    gradients: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +94,13 @@ def examine(
         names: id of a layer or variable of `model` -> its name in the model that is trained.
         step, learning_rate: for the report.
     """
+    shares = [keras.tree.map_structure(ops.convert_to_tensor, share) for share in shares]
     passes = [_pass(model, share, names) for share in shares]
     first = next((found.first for found in passes if found.first), None)
     losses = [found.loss for found in passes if found.loss is not None]
     gradients = [found.gradients for found in passes]
     means = {name: sum(each[name] for each in gradients) / len(gradients) for name in gradients[0]}
-    norms = {name: float(tf.norm(mean)) for name, mean in means.items()}
+    norms = {name: float(ops.norm(mean)) for name, mean in means.items()}
     suspects: list[Record] = []
     rows = 0
     for share, found in zip(shares, passes, strict=True):
@@ -112,7 +114,7 @@ def examine(
 
 
 def _is_bad(model: keras.Model, share: Share, rows: np.ndarray) -> bool:
-    part = tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), share)
+    part = keras.tree.map_structure(lambda tensor: ops.take(tensor, rows, axis=0), share)
     return _pass(model, part, {}).first is not None
 
 
@@ -127,48 +129,67 @@ def _bad_rows(is_bad: Callable[[np.ndarray], bool], rows: np.ndarray) -> Iterato
 
 
 def _pass(model: keras.Model, share: Share, names: dict[int, str]) -> Layers:
-    """Forward and, but for a model with a `train_step` of its own, backward."""
+    """Forward and, but for a model with a `train_step` of its own, backward. The state of the model stays as it is."""
     x, y = share
-    outputs: list[tuple[keras.layers.Layer, tf.Tensor]] = []
-    with tf.GradientTape(persistent=True) as tape:
-
-        def note(layer: keras.layers.Layer, output: Any) -> None:
-            for tensor in tf.nest.flatten(output):
-                if tensor.dtype.is_floating:
-                    tape.watch(tensor)
-                    outputs.append((layer, tensor))
-
-        with internals.watching_layers(note):
-            y_pred = model(x, training=True)
-        loss = None
-        if not internals.overrides(model, "train_step"):
-            loss = tf.cast(internals.compute_loss(model, x, y, y_pred), tf.float32)
+    outputs: list[Output] = []
+    with keras.StatelessScope(), internals.watching_layers(lambda *of_layer: _note(outputs, *of_layer)):
+        model(x, training=True)
     first = _bad_forward(x, outputs, names)
-    if loss is None:
+    if internals.overrides(model, "train_step"):
         return Layers(first, None, {})
-    if first is None and not _is_finite(loss):
-        first = "the loss, of outputs that are finite"
     weights = model.trainable_variables
-    found = tape.gradient(loss, [weight.value for weight in weights])
-    gradients = {names.get(id(w), w.path): _dense(g) for w, g in zip(weights, found, strict=True) if g is not None}
+    loss, found, of_outputs = _backward(model, share, [tensor for _, tensor in outputs])
+    gradients = {names.get(id(w), w.path): g for w, g in zip(weights, found, strict=True) if g is not None}
+    if first is None and not np.isfinite(loss):
+        first = "the loss, of outputs that are finite"
     if first is None:
-        first = _bad_backward(zip(outputs, tape.gradient(loss, [t for _, t in outputs]), strict=True), gradients, names)
-    return Layers(first, float(loss), gradients)
+        first = _bad_backward(zip(outputs, of_outputs, strict=True), gradients, names)
+    return Layers(first, loss, gradients)
 
 
-def _bad_forward(x: Any, outputs: Sequence[tuple[keras.layers.Layer, tf.Tensor]], names: dict[int, str]) -> str | None:
+def _note(outputs: list[Output], layer: keras.layers.Layer, output: Any) -> None:
+    outputs += [(layer, tensor) for tensor in keras.tree.flatten(output) if _is_float(tensor)]
+
+
+def _backward(model: keras.Model, share: Share, outputs: Sequence[Any]) -> tuple[float, list, list]:
+    """Loss, its gradients by the trainable weights and by each of `outputs` of layers, in the order of their calls.
+
+    The latter are the gradients by zeros that are added to the outputs: so it is the same with every backend.
+    """
+    x, y = share
+    variables = model.trainable_variables
+
+    def loss_of(*tensors: Any) -> tuple[Any, None]:
+        weights, added = tensors[: len(variables)], iter(tensors[len(variables) :])
+
+        def add(layer: keras.layers.Layer, output: Any) -> Any:
+            return keras.tree.map_structure(lambda t: t + next(added) if _is_float(t) else t, output)
+
+        mapping = list(zip(variables, weights, strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True), internals.watching_layers(add):
+            loss = internals.compute_loss(model, x, y, model(x, training=True))
+        return ops.cast(loss, "float32"), None
+
+    weights = [ops.convert_to_tensor(variable.value) for variable in variables]
+    zeros = [ops.zeros_like(tensor) for tensor in outputs]
+    loss, _, found = backend.part("functions").value_and_gradients(loss_of, [*weights, *zeros])
+    gradients = [None if gradient is None else ops.cast(gradient, "float32") for gradient in found]
+    return float(loss), gradients[: len(weights)], gradients[len(weights) :]
+
+
+def _bad_forward(x: Any, outputs: Sequence[Output], names: dict[int, str]) -> str | None:
     bad = [f"the output of layer {_name(layer, names)}" for layer, tensor in outputs if not _is_finite(tensor)]
     given = x if isinstance(x, dict) else {"": x}
     for name, tensor in given.items():
-        if tensor.dtype.is_floating and not _is_finite(tensor):
+        if _is_float(tensor) and not _is_finite(tensor):
             return ", then ".join([f"the input {name}".rstrip(), *bad[:1]])
     return bad[0] if bad else None
 
 
-def _bad_backward(outputs: Iterable[tuple], gradients: dict[str, tf.Tensor], names: dict[int, str]) -> str | None:
+def _bad_backward(outputs: Iterable[tuple], gradients: dict[str, Any], names: dict[int, str]) -> str | None:
     """Backwards from the loss: the first layer whose output has a bad gradient, else the first such variable."""
     for (layer, _), gradient in reversed(list(outputs)):
-        if gradient is not None and not _is_finite(_dense(gradient)):
+        if gradient is not None and not _is_finite(gradient):
             return f"the gradient of the output of layer {_name(layer, names)}"
     return next((f"the gradient of {name}" for name, gradient in gradients.items() if not _is_finite(gradient)), None)
 
@@ -177,12 +198,12 @@ def _name(layer: keras.layers.Layer, names: dict[int, str]) -> str:
     return f"{names.get(id(layer), layer.name)} ({type(layer).__name__})"
 
 
-def _is_finite(tensor: tf.Tensor) -> bool:
-    return bool(tf.reduce_all(tf.math.is_finite(tensor)))
+def _is_float(tensor: Any) -> bool:
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _dense(gradient: Any) -> tf.Tensor:
-    return tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+def _is_finite(tensor: Any) -> bool:
+    return bool(ops.all(ops.isfinite(tensor)))
 
 
 def _number(value: float | None) -> float | str | None:

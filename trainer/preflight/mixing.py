@@ -5,15 +5,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
-from trainer import internals, places
-from trainer.backends.tensorflow import internals as own_internals
+from trainer import backend, internals, places
 
 _MADE_UP = 4  # examples
 # Relative difference that another order of summation does not make, by dtype of the layer.
 _DIFFERENT, _DIFFERENT_HALF = 1e-3, 0.1
-_HALF_BYTES = 2  # of an element in half precision
+_HALVES = ("bfloat16", "float16")
 
 
 def mixes_examples(model: keras.Model, inputs: Any) -> str | None:
@@ -57,7 +56,7 @@ def mixes_examples(model: keras.Model, inputs: Any) -> str | None:
 
 def _outputs(model: keras.Model, examples: Any) -> list[tuple[keras.layers.Layer, list[Any]]]:
     outputs: list[tuple[keras.layers.Layer, list[Any]]] = []
-    own_internals.swallow_first_xla_notice()  # Keras compiles grouped convolutions
+    backend.part("functions").quieten()  # Keras compiles grouped convolutions
     with internals.watching_layers(lambda layer, output: outputs.append((layer, keras.tree.flatten(output)))):
         model(examples, training=False)
     return outputs
@@ -70,10 +69,10 @@ def _differ(outputs: Sequence[Any], of_half: Sequence[Any]) -> bool:
 
 def _differs(whole: Any, part: Any) -> bool:
     half = _MADE_UP // 2
-    if not isinstance(whole, tf.Tensor) or not whole.shape.rank or whole.shape[0] not in (half, _MADE_UP):
+    if not ops.is_tensor(whole) or not whole.shape or whole.shape[0] not in (half, _MADE_UP):
         return False
-    if part.shape != (half, *whole.shape[1:]):
+    if tuple(part.shape) != (half, *whole.shape[1:]):
         return True
-    limit = _DIFFERENT_HALF if whole.dtype.size == _HALF_BYTES else _DIFFERENT
-    first, again = (np.asarray(tf.cast(t, tf.float64)) for t in (whole[:half], part))
+    limit = _DIFFERENT_HALF if keras.backend.standardize_dtype(whole.dtype) in _HALVES else _DIFFERENT
+    first, again = (ops.convert_to_numpy(t).astype(np.float64) for t in (whole[:half], part))
     return bool(np.max(np.abs(first - again), initial=0) > limit * np.max(np.abs(again), initial=1e-30))

@@ -236,7 +236,7 @@ class Train:
         batches = alone.train_batches(self.run.plan, tf.distribute.InputContext(), step)
         found = postmortem.examine(
             model,
-            [self.run.prepared(share) for share in batches.take(self.run.plan.num_replicas)],
+            [self.run.prepared(share) for share in batches.take(self.run.plan.num_replicas).as_numpy_iterator()],
             [postmortem.Record(path, index) for path, index in self.run.inputs.records_of(self.run.plan, step)],
             names,
             step=step,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
-from trainer import internals, patterns
+from trainer import backend, internals, patterns
 from trainer.errors import ConfigError
 
 
@@ -34,43 +34,50 @@ def rematerialise(model: keras.Model, wanted: Sequence[str]) -> None:
 
 
 def _computed_again(layer: keras.layers.Layer, call: Callable) -> Callable:
-    """`call` that TensorFlow runs once more in the backward pass.
+    """`call` that is run once more in the backward pass.
 
     Gradients come through arguments only, so weights are arguments too. The layer's state, such as that of its random
     numbers, is what it was in the first pass, and moves on once.
     """
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        given = tf.nest.flatten((args, kwargs))
-        floats = [index for index, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        given = keras.tree.flatten((args, kwargs))
+        floats = [index for index, value in enumerate(given) if ops.is_tensor(value) and _is_float(value)]
         variables = layer.trainable_variables
         others = [v for v in layer.variables if not any(v is t for t in variables)]
         autocast = internals.autocast_of_now()  # in the backward pass no layer is being called
         with internals.no_autocast():
-            weights = [tf.convert_to_tensor(v.value) for v in variables]
-            state = [tf.convert_to_tensor(v.value) for v in others]
-        first: list[tuple[Any, int, list[tf.Tensor]]] = []  # structure of the output, its length, state afterwards
+            weights = [ops.copy(v.value) for v in variables]  # as they are: a variable of TensorFlow would move on
+            state = [ops.copy(v.value) for v in others]
+        first: list[tuple[Any, int, list[int]]] = []  # structure of the output, its length, which state has moved on
 
-        def function(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        def function(*tensors: Any) -> list:
             values = list(given)
             for index, tensor in zip(floats, tensors, strict=False):
                 values[index] = tensor
             mapping = [*zip(variables, tensors[len(floats) :], strict=True), *zip(others, state, strict=True)]
             with keras.StatelessScope(mapping, collect_losses=True) as scope, autocast():
-                inner_args, inner_kwargs = tf.nest.pack_sequence_as((args, kwargs), values)
+                before = [scope.get_current_value(v) for v in others]
+                inner_args, inner_kwargs = keras.tree.pack_sequence_as((args, kwargs), values)
                 output = call(*inner_args, **inner_kwargs)
                 losses = list(scope.losses)
-            flat = tf.nest.flatten(output)
-            first.append((output, len(flat), [scope.get_current_value(v) for v in others]))
-            return [*flat, *losses]
+            after = [scope.get_current_value(v) for v in others]
+            moved = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new]
+            flat = keras.tree.flatten(output)
+            first.append((keras.tree.map_structure(lambda _: None, output), len(flat), moved))
+            return [*flat, *losses, *(after[index] for index in moved)]
 
-        results = tf.recompute_grad(function)(*(given[index] for index in floats), *weights)
-        output, length, after = first[0]
-        for variable, old, new in zip(others, state, after, strict=True):
-            if new is not old:
-                variable.assign(new)
-        for loss in results[length:]:
+        results = backend.part("functions").recomputed(function)(*(given[index] for index in floats), *weights)
+        structure, length, moved = first[0]
+        losses = len(results) - length - len(moved)
+        for index, value in zip(moved, results[length + losses :], strict=True):
+            others[index].assign(value)
+        for loss in results[length : length + losses]:
             layer.add_loss(loss)
-        return tf.nest.pack_sequence_as(output, results[:length])
+        return keras.tree.pack_sequence_as(structure, results[:length])
 
     return again
+
+
+def _is_float(tensor: Any) -> bool:
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype))

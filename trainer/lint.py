@@ -5,16 +5,15 @@ What cannot be compiled at all is told here too, as far as the type of an operat
 word (`--mode=preflight`). Tiles: https://docs.cloud.google.com/tpu/docs/performance-guide
 """
 
-import bisect
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
-from trainer import internals, operations, places
+from trainer import backend, internals
 
 # A matrix unit multiplies tiles of this many inputs by as many outputs; what does not fill them is filled with zeros.
 _LANES = 128
@@ -23,11 +22,6 @@ _WORTH_A_LINE = 0.05  # of all multiplications of the model: a layer that wastes
 _TINY = 1e9  # multiplications a step, with the padding: some microseconds, where padding is not what takes the time
 _NAMED = 3  # layers of one and the same remark
 _HALVES = ("bfloat16", "float16")
-_SOFTMAX = ("Softmax", "LogSoftmax")
-_WIDE = (tf.float64, tf.complex128, tf.int64)
-_LARGE = 1024  # elements of an int64 tensor that cost something: an index or a counter does not
-_NOT_ON_DEVICE = (tf.resource, tf.variant)
-_GIVEN = ("Const", "Placeholder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +43,7 @@ class Remark:
 def lint(model: keras.Model, batch_spec: tuple) -> list[Remark]:
     """Looks over a model that has been built and compiled, for one replica's batch `(x, y)` of `keras.KerasTensor`."""
     traced = _Traced(model, *batch_spec)
-    found = [*_about_inputs(batch_spec), *_about_layers(model), *_about_operations(traced), *_about_padding(traced)]
+    found = [*_about_inputs(batch_spec), *_about_layers(model), *_about_outputs(traced), *_about_padding(traced)]
     batch = keras.tree.flatten(batch_spec[0])[0].shape[0]
     if batch % _ROWS:
         found.append(Remark("batch", f"{batch:,} examples a replica do not fill tiles of {_ROWS}"))
@@ -69,27 +63,22 @@ def grouped(remarks: Sequence[Remark]) -> list[str]:
 
 
 class _Traced:
-    """The forward pass of a training step as a graph, and which layer made which of its operations."""
+    """The forward pass of a training step, traced: what each layer makes, and what the backend says of it."""
 
     def __init__(self, model: keras.Model, x: Any, y: Any):
         self.model = model
         self.outputs: list[tuple[keras.layers.Layer, Any]] = []  # of each call of a layer, in their order
-        self._begins: list[int] = []  # number of operations from which on the layer beside it runs
-        self._layers: list[str] = []
+        self.tracing = backend.part("tracing").Tracing(model.name)
         running = [model.name]
-
-        def turn() -> None:
-            self._begins.append(len(tf.compat.v1.get_default_graph().get_operations()))
-            self._layers.append(running[-1])
 
         def begin(layer: keras.layers.Layer) -> None:
             running.append(layer.name)
-            turn()
+            self.tracing.turn(layer.name)
 
         def end(layer: keras.layers.Layer, output: Any) -> None:
             self.outputs.append((layer, output))
             running.pop()
-            turn()
+            self.tracing.turn(running[-1])
 
         def forward(x: Any, y: Any) -> Any:
             # Nothing is assigned: statistics and random state would need a replica.
@@ -99,33 +88,7 @@ class _Traced:
                     internals.compute_loss(model, x, y, predicted)
             return predicted
 
-        specs = keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), (x, y))
-        self.graph = tf.function(forward, autograph=False).get_concrete_function(*specs).graph
-        self.operations = self.graph.get_operations()
-        self.callers = _callers(self.graph)
-
-    def layer_of(self, index: int) -> str:
-        """Name of the layer that made an operation, by its place among all."""
-        at = bisect.bisect_right(self._begins, index) - 1
-        return self._layers[at] if at >= 0 else self.model.name
-
-
-def _callers(graph: tf.Graph) -> dict[str, int]:
-    """Name of each function within a graph (bodies of loops, branches) -> index of the operation it runs in."""
-    library = {function.signature.name: function.node_def for function in graph.as_graph_def().library.function}
-    callers: dict[str, int] = {}
-
-    def call(node: Any, index: int) -> None:
-        for value in node.attr.values():
-            for name in (value.func.name, *(function.name for function in value.list.func)):
-                if name in library and name not in callers:
-                    callers[name] = index
-                    for inner in library[name]:
-                        call(inner, index)
-
-    for index, operation in enumerate(graph.get_operations()):
-        call(operation.node_def, index)
-    return callers
+        self.tracing.run(forward, x, y)
 
 
 def _about_inputs(batch_spec: tuple) -> Iterator[Remark]:
@@ -145,60 +108,20 @@ def _about_layers(model: keras.Model) -> Iterator[Remark]:
             yield Remark(layer.name, "a convolution in groups: each fills the matrix unit with its own channels only")
 
 
-def _about_operations(traced: _Traced) -> Iterator[Remark]:
-    for index, operation in enumerate(traced.operations):
-        if what := _about_operation(operation):
-            yield Remark(traced.layer_of(index), what, places.of_operation(operation))
-    for function in traced.graph.as_graph_def().library.function:
-        caller = traced.callers.get(function.signature.name, 0)
-        for node in function.node_def:
-            if operations.is_never_compiled(node.op):
-                yield Remark(traced.layer_of(caller), _never(node.op), places.of_operation(traced.operations[caller]))
+def _about_outputs(traced: _Traced) -> Iterator[Remark]:
+    yield from (Remark(*said) for said in traced.tracing.remarks())
     for layer, output in traced.outputs:
         if layer is traced.model:
             yield from _about_predictions(traced, output)
 
 
-def _about_operation(operation: tf.Operation) -> str:
-    """What a TPU takes badly about an operation, where it begins with this one."""
-    if operations.is_never_compiled(operation.type):
-        return _never(operation.type)
-    if operation.type in _SOFTMAX and operation.outputs[0].dtype.name in _HALVES:
-        dtype = operation.outputs[0].dtype.name
-        return f"softmax in {dtype}: sums of many small numbers lose digits; compute it in float32"
-    if operation.type in _GIVEN:
-        return ""
-    inputs = _on_device(tensor for tensor in operation.inputs if tensor.op.type != "Const")
-    outputs = _on_device(operation.outputs)
-    if any(not t.shape.is_fully_defined() for t in outputs) and all(t.shape.is_fully_defined() for t in inputs):
-        return f"a shape that depends on values ({operation.type}): XLA takes the largest, or refuses what follows"
-    for tensor in outputs:
-        begins = tensor.dtype in _WIDE and all(t.dtype != tensor.dtype for t in inputs)
-        if begins and (tensor.dtype != tf.int64 or _is_large_of_the_users(tensor)):
-            return f"{tensor.dtype.name} ({operation.type}): TPUs have 32 bits, more are emulated or refused"
-    return ""
-
-
-def _is_large_of_the_users(tensor: tf.Tensor) -> bool:
-    """Of int64 tensors those that cost something and that the user can change: Keras makes its labels int64."""
-    return (tensor.shape.num_elements() or _LARGE) >= _LARGE and bool(places.of_operation(tensor.op))
-
-
-def _never(operation: str) -> str:
-    return f"{operation} cannot be compiled. {operations.instead_of(operation)}"
-
-
-def _on_device(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    return [tensor for tensor in tensors if tensor.dtype not in _NOT_ON_DEVICE]
-
-
 def _about_predictions(traced: _Traced, predicted: Any) -> Iterator[Remark]:
     """Of logits in half precision the loss is computed in float32, but from what they have lost."""
     for tensor in keras.tree.flatten(predicted):
-        if tensor.dtype.name in _HALVES:
+        if (dtype := keras.backend.standardize_dtype(tensor.dtype)) in _HALVES:
             made = [layer.name for layer, output in traced.outputs if output is tensor and layer is not traced.model]
             name = made[0] if made else traced.model.name
-            yield Remark(name, f"the loss is computed from {tensor.dtype.name}; give the last layer dtype='float32'")
+            yield Remark(name, f"the loss is computed from {dtype}; give the last layer dtype='float32'")
 
 
 def _about_padding(traced: _Traced) -> Iterator[Remark]:
@@ -225,7 +148,7 @@ def _about_padding(traced: _Traced) -> Iterator[Remark]:
 def _multiplied(layer: keras.layers.Layer, output: Any) -> tuple[int, int, int] | None:
     """(rows, inputs, outputs) of the matrix product that a layer is; None for those that are none."""
     kernel = getattr(layer, "kernel", None)
-    if kernel is None or not isinstance(output, tf.Tensor) or "Depthwise" in type(layer).__name__:
+    if kernel is None or not ops.is_tensor(output) or "Depthwise" in type(layer).__name__:
         return None
     shape = tuple(kernel.shape)
     if isinstance(layer, keras.layers.EinsumDense):

@@ -2,7 +2,9 @@
 
     cluster.py    `connect`, `rehearse`: from a `hardware.Target` to a `cluster.Cluster`, the devices of a run
     engine.py     `Engine`: the replicated step, loops of it, and its state (the contract: `trainer.replicated`)
-    gradients.py  gradients of functions, eagerly and in a traced step; rematerialisation
+    functions.py  functions compiled, differentiated, computed again in the backward pass
+    tracing.py    a forward pass, traced for what the backend's own operations say (`lint`)
+    export.py     a function of tensors as a SavedModel
     profiler.py   the trace of TensorBoard's profile
     lowering.py   a step as the program that XLA:TPU compiles, for `--mode=preflight`
 

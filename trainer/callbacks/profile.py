@@ -1,11 +1,11 @@
 """A TensorBoard profile of the steps that were asked for: beforehand, or by a signal to a running job."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
-import tensorflow as tf
-
+from trainer import backend
 from trainer.callbacks import Callback, Loop
 
 # A profile asked for by a signal covers whole loops and ends with the first that ends after this. Seconds enough to see
@@ -39,7 +39,8 @@ class Profile(Callback):
         self._active = False
         self._begun, self._first_step, self._last_step = 0.0, 0, 0
         self._until: int | None = None  # step at which it ends; None: after ON_REQUEST_SECS
-        self._trace: tf.profiler.experimental.Trace | None = None
+        self._trace: contextlib.AbstractContextManager | None = None
+        self._profiler = backend.part("profiler").Profiler(directory)
         if steps and start_step >= steps[1]:
             _log.info("profile_steps=%d,%d: the run goes on from step %d, so nothing is profiled", *steps, start_step)
             self._steps = None
@@ -55,8 +56,8 @@ class Profile(Callback):
             elif asked:
                 self._start(step, None)
         if self._active:
-            # Names the loop in the trace; TensorBoard's step time comes from it. It holds `steps_per_loop` steps.
-            self._trace = tf.profiler.experimental.Trace("train", step_num=step, _r=1)
+            # Named by its first step, the loop holds `steps_per_loop` steps.
+            self._trace = self._profiler.step(step)
             self._trace.__enter__()
 
     def on_loop_end(self, loop: Loop) -> None:
@@ -77,8 +78,8 @@ class Profile(Callback):
 
     def _start(self, step: int, until: int | None) -> None:
         try:
-            tf.profiler.experimental.start(self._directory)
-        except (tf.errors.OpError, OSError) as error:
+            self._profiler.start()
+        except self._profiler.ERRORS as error:
             _log.warning("the profiler does not start, so nothing is profiled: %s", error)
             return
         self._active, self._until, self._begun = True, until, time.monotonic()
@@ -88,8 +89,8 @@ class Profile(Callback):
     def _stop(self) -> None:
         self._active = False
         try:
-            tf.profiler.experimental.stop()
-        except (tf.errors.OpError, OSError) as error:
+            self._profiler.stop()
+        except self._profiler.ERRORS as error:
             _log.warning("the profile of steps %d to %d is lost: %s", self._first_step, self._last_step - 1, error)
             return
         _log.info(

@@ -13,9 +13,9 @@ import tensorflow as tf
 from trainer import cluster, config, inputs, models, postmortem, run_dir
 from trainer.assembly import Assembly
 from trainer.callbacks.clock import Clock
+from trainer.lowered import Obstacle
 from trainer.modes.parity_run import ParityRun
 from trainer.modes.preflight import Steps
-from trainer.preflight import lower
 
 BATCH, CLASSES = 16, 10
 STEPS, MIDDLE = 6, 4
@@ -92,7 +92,7 @@ def main() -> None:
         "loss": first_loss,
         "postmortem_loss": np.array(postmortem_loss),
         "parity_labels": labels_of_parity(run),
-        "obstacles": np.array([str(each) for each in lowered if isinstance(each, lower.Obstacle)], "U300"),
+        "obstacles": np.array([str(each) for each in lowered if isinstance(each, Obstacle)], "U300"),
     }
     np.savez(sys.argv[1], **{f"{name}/{what}": a for name, arrays in found.items() for what, a in arrays.items()})
 

@@ -165,7 +165,7 @@ def test_slices_that_are_none_or_not_for_tensorflow(trainer: Trainer, tmp_path) 
     flags = ["--mode=preflight", f"--model_dir={tmp_path}"]
     assert "did you mean" in trainer.run(*flags, "--slice=v5e-9", code=78).stderr
     assert "no TPU slice has this name" in trainer.run(*flags, "--slice=", code=78).stderr
-    assert "TensorFlow does not run on tpu7x" in trainer.run(*flags, "--slice=tpu7x-8", code=78).stderr
+    assert "does not run on tpu7x, JAX does: --backend=jax" in trainer.run(*flags, "--slice=tpu7x-8", code=78).stderr
 
 
 def test_without_the_compiler_it_says_so_at_once(trainer: Trainer, tmp_path) -> None:

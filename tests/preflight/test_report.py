@@ -9,8 +9,10 @@ V2 = slices.parse("v2-8")
 TOO_LARGE = report.Finding(V2, 8, (), Refusal("oom", "too large", 9 * 2**30, V2.chip.hbm_bytes))
 
 
-def advice(finding: report.Finding, precision: str = "float32", copies: float = 2.0) -> str:
-    return report.remedies([finding], precision=precision, optimizer_copies=copies)
+def advice(
+    finding: report.Finding, precision: str = "float32", copies: float = 2.0, backend: str = "tensorflow"
+) -> str:
+    return report.remedies([finding], precision=precision, optimizer_copies=copies, backend=backend)
 
 
 def test_where_a_smaller_batch_fits_or_may_fit_less_memory_of_examples_is_advised() -> None:
@@ -37,5 +39,6 @@ def test_an_optimizer_with_less_state_is_advised_where_there_is_one() -> None:
 
 def test_larger_chips_are_those_that_are() -> None:
     assert "more HBM (v3, v4, v5e, v5p, v6e)" in advice(TOO_LARGE)
+    assert "more HBM (v3, v4, v5e, v5p, v6e, tpu7x)" in advice(TOO_LARGE, backend="jax")
     largest = dataclasses.replace(TOO_LARGE, slice=slices.parse("v5p-8"))
     assert "more HBM" not in advice(largest)

@@ -53,6 +53,14 @@ def test_other_names_are_refused_with_the_nearest(name, says):
 
 
 def test_common_slices_are_those_whose_replicas_share_the_batch():
-    assert [target.name for target in slices.common(12)] == ["v4-8", "v5e-1", "v5e-4", "v5p-8", "v6e-1", "v6e-4"]
-    assert {"v3-32", "v5e-16", "v6e-16"} < {target.name for target in slices.common(1024)}
-    assert all(target.chip.tensorflow for target in slices.common(1024))
+    def common(batch: int) -> list[str]:
+        return [target.name for target in slices.common(batch, "tensorflow")]
+
+    assert common(12) == ["v4-8", "v5e-1", "v5e-4", "v5p-8", "v6e-1", "v6e-4"]
+    assert {"v3-32", "v5e-16", "v6e-16"} < set(common(1024))
+
+
+def test_common_slices_are_those_that_the_backend_runs_on():
+    of_tensorflow, of_jax = (slices.common(1024, backend) for backend in ("tensorflow", "jax"))
+    assert [target.name for target in of_jax if target not in of_tensorflow] == ["tpu7x-8"]
+    assert set(map(str, of_tensorflow)) < set(map(str, of_jax))

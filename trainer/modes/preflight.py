@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from trainer import cluster, console, export, inputs, internals, run_dir
+from trainer import backend, cluster, console, export, inputs, internals, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
-from trainer.preflight import compilation, estimate, lower, mixing, report, search, slices, stand_in
+from trainer.lowered import Lowered, LoweringError, Obstacle, untraceable
+from trainer.preflight import compilation, estimate, mixing, report, search, slices
 
 # Compilations a slice in search of the largest batch: of slices that are named, and in a survey of the common ones.
 _PROBES, _PROBES_OF_SURVEY = 5, 0
@@ -26,38 +26,32 @@ _log = logging.getLogger(__name__)
 
 
 class Steps:
-    """The steps of a run as one of `num_replicas` replicas would run them, lowered for any share of the batch."""
+    """The steps of a run on `num_replicas` replicas that need not be there, lowered for any share of the batch."""
 
     def __init__(self, config: Config, assemble: Assemble, num_replicas: int):
-        devices = stand_in.cluster_of(num_replicas)
-        self._strategy = devices.strategy
-        self.run = assemble(config, devices)
+        self._lowering = backend.part("lowering")
+        self.run = assemble(config, self._lowering.cluster_of(num_replicas))
         self.batch = self.run.plan.per_replica_batch_size
         self.train = functools.cache(self._train)
 
-    def _train(self, batch: int) -> lower.Lowered | lower.Obstacle:
+    def _train(self, batch: int) -> Lowered | Obstacle:
         """The train step on `batch` examples a replica."""
-        return self._lowered(self.run.replicated.engine.train_step, _specs(self.run.input_spec(batch)))
+        return self._lowered(self._lowering.train_step, self.run.input_spec(batch))
 
-    def evaluation(self) -> lower.Lowered | lower.Obstacle:
+    def evaluation(self) -> Lowered | Obstacle:
         """The evaluation step."""
-        mask = tf.TensorSpec((self.batch,), tf.float32)
-        return self._lowered(self.run.replicated.engine.test_step, (*_specs(self.run.stored_spec(self.batch)), mask))
+        mask = keras.KerasTensor((self.batch,), "float32")
+        return self._lowered(self._lowering.test_step, (*self.run.stored_spec(self.batch), mask))
 
-    def export(self) -> lower.Lowered | lower.Obstacle:
+    def export(self) -> Lowered | Obstacle:
         """What an export serves."""
         serve, signature = export.serving(self.run.replicated.model, self.run.spec, self.batch)
-        return self._lowered(lambda data: serve(*data), tuple(signature))
+        return self._lowered(self._lowering.function, serve, tuple(signature))
 
-    def _lowered(self, step: Callable[[Any], Any], data: tuple) -> lower.Lowered | lower.Obstacle:
-        def on_replica(*data: Any) -> Any:
-            return self._strategy.run(step, args=(data,))
-
+    def _lowered(self, lower: Callable[..., Lowered], *args: Any) -> Lowered | Obstacle:
         try:
-            engine = self.run.replicated.engine
-            with engine.tracing():
-                return lower.lower(on_replica, data, engine.handles(self.run.replicated.variables()))
-        except lower.LoweringError as error:
+            return lower(self.run.replicated.engine, self.run.replicated.variables(), *args)
+        except LoweringError as error:
             return error.obstacle
 
 
@@ -78,8 +72,8 @@ def preflight(
     """
     compiler = compilation.find(config.preflight_python, config.preflight_timeout_secs)
     compiler = dataclasses.replace(compiler, scratch_dir=scratch_dir)
-    named = _named(config.slice) if config.slice is not None else []
-    wanted = named or slices.common(config.global_batch_size)
+    named = _named(config.slice, config.backend) if config.slice is not None else []
+    wanted = named or slices.common(config.global_batch_size, config.backend)
     # A TPU compiles anyway, and without being told.
     config = dataclasses.replace(config, xla="auto")
     probes = config.preflight_probes
@@ -93,7 +87,7 @@ def preflight(
     for num_replicas in dict.fromkeys(target.num_replicas for target in wanted):
         of_size = [target for target in wanted if target.num_replicas == num_replicas]
         steps = _steps(config, assemble, num_replicas)
-        if isinstance(steps, lower.Obstacle):
+        if isinstance(steps, Obstacle):
             batch = config.global_batch_size // num_replicas
             findings |= {target.name: report.Finding(target, batch, (), steps) for target in of_size}
             continue
@@ -113,23 +107,26 @@ def preflight(
         raise ConfigError("\n  ".join(["the run would fail on", *failed]))
 
 
-def _named(text: str) -> list[slices.Slice]:
+def _named(text: str, backend_name: str) -> list[slices.Slice]:
     """The slices of a list with commas, each once."""
     names = dict.fromkeys(filter(None, (part.strip() for part in text.split(","))))
     named = [slices.parse(name) for name in names or [text]]
     for target in named:
-        if not target.chip.tensorflow:
-            raise ConfigError(f"TensorFlow does not run on {target.chip.name}. Received: --slice={target.name}")
+        if not target.chip.runs(backend_name):
+            raise ConfigError(
+                f"TensorFlow does not run on {target.chip.name}, JAX does: --backend=jax. "
+                f"Received: --slice={target.name}"
+            )
     return named
 
 
-def _steps(config: Config, assemble: Assemble, num_replicas: int) -> Steps | lower.Obstacle:
+def _steps(config: Config, assemble: Assemble, num_replicas: int) -> Steps | Obstacle:
     try:
         return Steps(config, assemble, num_replicas)
     except TrainerError:
         raise
     except Exception as error:  # whatever the user's model raises while it is built
-        return lower.untraceable(error)
+        return untraceable(error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +147,7 @@ class Examiner:
     def examine(self, steps: Steps, target: slices.Slice) -> report.Finding:
         """What is known of the run on `target`."""
         lowered = steps.train(steps.batch)
-        if isinstance(lowered, lower.Obstacle):
+        if isinstance(lowered, Obstacle):
             return report.Finding(target, steps.batch, (), lowered)
         outcome = self._outcome(lowered, target, steps.batch)
         if isinstance(outcome, compilation.Compiled) and self.microbatches > 1:
@@ -159,7 +156,7 @@ class Examiner:
         if isinstance(outcome, compilation.Compiled):
             expected = estimate.estimate(outcome, target, steps.batch)
             finding = dataclasses.replace(finding, estimate=expected)
-        elif isinstance(outcome, lower.Obstacle) or outcome.kind != "oom":
+        elif isinstance(outcome, Obstacle) or outcome.kind != "oom":
             return finding
         if not self.probes:
             return finding
@@ -176,13 +173,13 @@ class Examiner:
     def _try(self, steps: Steps, target: slices.Slice, size: int) -> search.Probe:
         batch = size * self.unit
         lowered = steps.train(batch)
-        if isinstance(lowered, lower.Obstacle):
+        if isinstance(lowered, Obstacle):
             return search.Probe(size, False, None)
         return _probe(size, self._outcome(lowered, target, batch))
 
-    def _outcome(self, lowered: lower.Lowered, target: slices.Slice, batch: int) -> report.Outcome:
+    def _outcome(self, lowered: Lowered, target: slices.Slice, batch: int) -> report.Outcome:
         _log.info("%s: compiling %s examples a replica", target.name, f"{batch:,}")
-        outcome = self.compiler.compile(lowered.hlo, target)
+        outcome = self.compiler.compile(lowered.program, target)
         _log.info("%s: %s", target.name, report.said(outcome))
         if isinstance(outcome, compilation.Refusal) and outcome.kind == "unsupported":
             return lowered.obstacle(outcome.message, outcome.op_name, outcome.operation) or outcome
@@ -200,14 +197,9 @@ def _probe(batch: int, outcome: report.Outcome) -> search.Probe:
     return search.Probe(batch, False, outcome.used_bytes if isinstance(outcome, compilation.Refusal) else None)
 
 
-def _specs(batch: tuple) -> tuple:
-    """Keras' symbolic tensors as TensorFlow's."""
-    return keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), batch)
-
-
 def _about(run: Assembly) -> list[tuple[str, str]]:
     model = run.replicated.model
-    trained = sum(int(tf.size(variable.value)) for variable in model.trainable_variables)
+    trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     return [
         ("dataset", run.inputs.describe()),
         (
@@ -221,7 +213,7 @@ def _about(run: Assembly) -> list[tuple[str, str]]:
 def _optimizer_copies(model: keras.Model) -> float:
     """How many times the size of the trained weights optimizers keep."""
     kept = [variable for optimizer in internals.optimizers(model) for variable in optimizer.variables]
-    sizes = [sum(int(tf.size(variable.value)) for variable in held) for held in (kept, model.trainable_variables)]
+    sizes = [sum(math.prod(variable.shape) for variable in held) for held in (kept, model.trainable_variables)]
     return sizes[0] / max(1, sizes[1])
 
 
@@ -230,7 +222,7 @@ def _remarks(steps: Steps) -> list[tuple[str, str]]:
     run = steps.run
     found = [("look at", remark) for remark in run.remarks()]
     lowered = steps.train(steps.batch)
-    if isinstance(lowered, lower.Obstacle):
+    if isinstance(lowered, Obstacle):
         return found
     for name, place in lowered.foreign().items():
         what = (
@@ -249,8 +241,8 @@ def _other_programs(steps: Steps) -> dict[str, str]:
     of_training = steps.train(steps.batch)
     found = {}
     for name, lowered in (("evaluation", steps.evaluation()), ("export", steps.export())):
-        obstacle = lowered if isinstance(lowered, lower.Obstacle) else None
-        same = isinstance(of_training, lower.Obstacle) and obstacle and obstacle.is_like(of_training)
+        obstacle = lowered if isinstance(lowered, Obstacle) else None
+        same = isinstance(of_training, Obstacle) and obstacle and obstacle.is_like(of_training)
         found[name] = "the same as training" if same else str(obstacle or "")
     return found
 
@@ -273,7 +265,9 @@ def _tell(
     ]
     notes += report.about_input(findings, pipeline)
     if too_large := [f for f in findings if isinstance(f.outcome, compilation.Refusal) and f.outcome.kind == "oom"]:
-        remedies = report.remedies(too_large, precision=config.precision, optimizer_copies=optimizer_copies)
+        remedies = report.remedies(
+            too_large, precision=config.precision, optimizer_copies=optimizer_copies, backend=config.backend
+        )
         notes.append(("memory", remedies))
     if any(finding.fits for finding in findings):
         notes += [("note", text) for text in report.NOT_COVERED]

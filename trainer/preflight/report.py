@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.lowered import INPUT, Obstacle
 from trainer.preflight.compilation import Compiled, Refusal
 from trainer.preflight.estimate import Estimate
-from trainer.preflight.lower import INPUT, Obstacle
 from trainer.preflight.search import Largest
 from trainer.preflight.slices import CHIPS, Slice
 
@@ -175,16 +175,17 @@ def about_input(findings: Sequence[Finding], measured: float | None) -> list[tup
     return [("input", f"{text}, as much as any of these slices can take of a host")]
 
 
-def remedies(too_large: Sequence[Finding], *, precision: str, optimizer_copies: float) -> str:
+def remedies(too_large: Sequence[Finding], *, precision: str, optimizer_copies: float, backend: str) -> str:
     """What to change where no batch fits, or too small a one.
 
     Args:
         too_large: what does not fit.
         precision: of the run.
         optimizer_copies: how many times the size of the weights its optimizer keeps, averages of weights included.
+        backend: of the run.
     """
     largest = max(finding.slice.chip.hbm_bytes for finding in too_large)
-    larger = [chip.name for chip in CHIPS.values() if chip.tensorflow and chip.hbm_bytes > largest]
+    larger = [chip.name for chip in CHIPS.values() if chip.runs(backend) and chip.hbm_bytes > largest]
     changes = [f"a slice whose cores have more HBM ({', '.join(larger)})"] if larger else []
     if all(finding.without_examples for finding in too_large):
         changes.append("a model with fewer parameters: weights, gradients and optimizer state are too much already")

@@ -34,10 +34,14 @@ class Chip:
     source: str  # of the speeds
     tensorflow: bool = True  # whether TensorFlow runs on it
 
+    def runs(self, backend: str) -> bool:
+        """Whether Keras' `backend` does: JAX runs on all of them."""
+        return self.tensorflow or backend != "tensorflow"
+
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A TPU slice. One replica is one device of `tf.distribute.TPUStrategy` and of the compiler."""
+    """A TPU slice. One replica is one device of `tf.distribute.TPUStrategy`, of JAX and of the compiler."""
 
     name: str  # as it was given
     chip: Chip
@@ -141,10 +145,10 @@ CHIPS = {
         ),
     )
 }
-# What people rent first. TPU7x is left out: TensorFlow does not run on it.
+# What people rent first.
 _COMMON = (
     *("v2-8", "v3-8", "v3-32", "v4-8", "v5e-1", "v5e-4", "v5e-8", "v5e-16", "v5p-8"),
-    *("v6e-1", "v6e-4", "v6e-8", "v6e-16"),
+    *("v6e-1", "v6e-4", "v6e-8", "v6e-16", "tpu7x-8"),
 )
 
 
@@ -175,9 +179,9 @@ def parse(text: str) -> Slice:
     return Slice(text, chip, f"{chip.name}:{topology}", _num_hosts(chip, topology))
 
 
-def common(global_batch_size: int) -> list[Slice]:
-    """The slices people rent first, of those whose replicas can share `global_batch_size` examples equally."""
-    slices = map(parse, _COMMON)
+def common(global_batch_size: int, backend: str) -> list[Slice]:
+    """The slices people rent first, of those that `backend` runs on and that can share so many examples equally."""
+    slices = (candidate for candidate in map(parse, _COMMON) if candidate.chip.runs(backend))
     return [candidate for candidate in slices if global_batch_size % candidate.num_replicas == 0]
 
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
-from trainer.preflight import stand_in
+from trainer.backends.tensorflow import stand_in
 
 REPLICAS = 4
 
@@ -20,7 +20,9 @@ REPLICAS = 4
     ],
 )
 def test_private_name_is_still_there(owner: object, name: str) -> None:
-    assert hasattr(owner, name), f"TensorFlow {tf.__version__} has no {owner}.{name}: see trainer/preflight/stand_in.py"
+    assert hasattr(owner, name), (
+        f"TensorFlow {tf.__version__} has no {owner}.{name}: see backends/tensorflow/stand_in.py"
+    )
 
 
 def test_what_replicas_exchange_crosses_in_one_group_of_all() -> None:

@@ -9,26 +9,23 @@ import tensorflow as tf
 
 from tests.preflight import odd_layers
 from trainer import operations, replicated
-from trainer.preflight import compilation, lower, slices, stand_in
+from trainer.backends.tensorflow import lowering
+from trainer.lowered import Lowered, LoweringError, untraceable
+from trainer.preflight import compilation, slices
 
 REPLICAS, BATCH = 4, 8
 
 
-def lowered(does) -> lower.Lowered:
+def lowered(does) -> Lowered:
     """A small model with an odd layer, its train step lowered as one of four replicas would run it."""
-    devices = stand_in.cluster_of(REPLICAS)
-    strategy = devices.strategy
+    devices = lowering.cluster_of(REPLICAS)
     with devices.scope():
         layers = [keras.Input((3,)), keras.layers.Dense(16), odd_layers.Odd(does), keras.layers.BatchNormalization()]
         model = keras.Sequential([*layers, keras.layers.Dense(2)])
         model.compile(keras.optimizers.Adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         spec = (keras.KerasTensor((BATCH, 3), "float32"), keras.KerasTensor((BATCH,), "int32"))
         trained = replicated.Replicated(model, devices, spec)
-    data = (tf.TensorSpec((BATCH, 3), tf.float32), tf.TensorSpec((BATCH,), tf.int32))
-    engine = trained.engine
-    with engine.tracing():
-        variables = engine.handles(trained.variables())
-        return lower.lower(lambda *d: strategy.run(engine.train_step, args=(d,)), data, variables)
+    return lowering.train_step(trained.engine, trained.variables(), spec)
 
 
 def line_of(does) -> str:
@@ -53,7 +50,7 @@ def line_of(does) -> str:
     ],
 )
 def test_what_cannot_be_compiled_is_named_with_its_line(does, operation: str) -> None:
-    with pytest.raises(lower.LoweringError) as raised:
+    with pytest.raises(LoweringError) as raised:
         lowered(does)
     found = raised.value.obstacle
     assert found.operation == operation
@@ -66,7 +63,7 @@ def test_what_cannot_be_compiled_is_named_with_its_line(does, operation: str) ->
 
 @pytest.mark.parametrize("does", [odd_layers.boolean_mask, odd_layers.unique, odd_layers.float64, odd_layers.svd])
 def test_what_looks_odd_and_compiles_is_not_refused(does) -> None:
-    assert lowered(does).hlo
+    assert lowered(does).program
 
 
 @pytest.mark.parametrize(
@@ -89,19 +86,19 @@ def test_tensors_made_outside_are_no_input() -> None:
 
 def test_arguments_may_be_nested() -> None:
     specs = ({"b": tf.TensorSpec((2,)), "a": tf.TensorSpec((2, 3))}, tf.TensorSpec((2,)))
-    program = lower.lower(lambda x, y: tf.reduce_sum(x["a"], axis=1) - x["b"] * y, specs, {})
+    program = lowering.lower(lambda x, y: tf.reduce_sum(x["a"], axis=1) - x["b"] * y, specs, {})
     assert program.parameters == ("input/0", "input/1", "input/2")
 
 
 def test_print_is_named_by_its_line() -> None:
-    with pytest.raises(lower.LoweringError, match=r"odd_layers\.py:\d+ \(with tf\.control_dependencies.*tf\.print"):
+    with pytest.raises(LoweringError, match=r"odd_layers\.py:\d+ \(with tf\.control_dependencies.*tf\.print"):
         lowered(odd_layers.printed)
 
 
 def test_code_that_cannot_be_traced_is_named_by_its_line() -> None:
     with pytest.raises(RuntimeError) as raised:
         lowered(odd_layers.python_if)
-    found = lower.untraceable(raised.value)
+    found = untraceable(raised.value)
     assert found.place.startswith(line_of(odd_layers.python_if))
     assert "as a Python `bool` is not allowed" in found.reason
 
@@ -135,7 +132,7 @@ def test_parameters_are_named_in_their_order() -> None:
 def test_what_xla_takes_the_compiler_for_tpus_takes_too(does, kind: str | None, compiler) -> None:
     """But for complex128, which it names as TensorFlow's operation."""
     program = lowered(does)
-    result = compiler.compile(program.hlo, slices.parse("v5e-4"))
+    result = compiler.compile(program.program, slices.parse("v5e-4"))
     assert getattr(result, "kind", None) == kind, result
     if isinstance(result, compilation.Refusal):
         found = program.obstacle(result.message, result.op_name, result.operation)

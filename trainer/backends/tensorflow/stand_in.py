@@ -9,14 +9,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
-from trainer.backends.tensorflow.cluster import StrategyCluster
-
-
-def cluster_of(num_replicas: int) -> StrategyCluster:
-    """A slice of a TPU with that many replicas."""
-    strategy, description = StandInStrategy(num_replicas), f"{num_replicas} replicas of a TPU"
-    return StrategyCluster(strategy=strategy, kind="tpu", num_replicas=num_replicas, description=description)
-
 
 class StandInStrategy(distribute_lib.Strategy):
     """One of `num_replicas` replicas, on this machine's CPU. Nothing can be trained under it, only traced."""

@@ -1,4 +1,4 @@
-"""A step of a model lowered to the program that XLA compiles, or what stands in the way, with the user's own line.
+"""A step lowered to HLO by TensorFlow: see `trainer.lowered`.
 
 TensorFlow lowers it for XLA in general, not for a TPU's set of operations; what only XLA:TPU refuses is found when it
 is compiled. In 15 cases the verdicts of the two registries agreed.
@@ -11,11 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer import diagnose, operations, places
+from trainer import operations, places
+from trainer.backends.tensorflow.cluster import StrategyCluster
+from trainer.backends.tensorflow.engine import Engine
+from trainer.backends.tensorflow.stand_in import StandInStrategy
+from trainer.lowered import CONSTANT, FOREIGN, INPUT, Lowered, LoweringError, Obstacle, untraceable
 
-INPUT = "input/"  # how names of parameters begin that are data, not state
-CONSTANT = "constant/"  # those of tensors that were made outside of the step
-FOREIGN = "foreign/"  # and of variables that are none of the run's state
 _UNSUPPORTED = re.compile(r"(\w+) \(No registered '\w+' OpKernel[^{]*\{\{node ([^}]+)\}\}")
 _NODE_OF_OPERATION = re.compile(r"node `([^`]+)` with op (\w+)")
 _NOT_CONSTANT = re.compile(r"Input (\d+) to node .* must be a compile-time constant")
@@ -26,67 +27,17 @@ _REASON_CHARS = 300
 
 
 @dataclasses.dataclass(frozen=True)
-class Obstacle:
-    """Why a step cannot be compiled.
+class LoweredGraph(Lowered):
+    """A program for one replica: a serialized HloModuleProto."""
 
-    operation: type of TensorFlow's operation, "" where it is none.
-    node: its name, which tells the layer; "" where there is none.
-    place: the user's own line, `file:line (text)`; "" where none is known.
-    reason: in a line.
-    instead: what to do, a sentence without its full stop.
-    """
-
-    operation: str
-    node: str
-    place: str
-    reason: str
-    instead: str
-
-    def is_like(self, other: "Obstacle") -> bool:
-        """Whether another step fails on the same: nodes are called differently in each."""
-        return (self.place, self.operation, self.reason) == (other.place, other.operation, other.reason)
-
-    def __str__(self) -> str:
-        what = f"{self.operation} of {self.node}: " if self.operation else ""
-        where = f" At {self.place}." if self.place else ""
-        return f"{what}{self.reason}.{where} {self.instead}"
-
-
-class LoweringError(Exception):
-    """Raised with the `Obstacle`."""
-
-    def __init__(self, obstacle: Obstacle):
-        super().__init__(str(obstacle))
-        self.obstacle = obstacle
-
-
-@dataclasses.dataclass(frozen=True)
-class Lowered:
-    """A program for one replica.
-
-    hlo: serialized HloModuleProto.
-    parameters: names in the order of the program's parameters: `input/0`, ..., then names of `Replicated.variables`,
-        `foreign/NAME` of other variables and `constant/NAME` of tensors.
-    """
-
-    hlo: bytes
-    parameters: tuple[str, ...]
     graph: tf.Graph
 
     def foreign(self) -> dict[str, str]:
-        """The variables that the step uses and no checkpoint of the run has -> the user's line that uses each."""
         captured = self.graph.internal_captures
         found = zip(self.parameters[-len(captured) :], captured, strict=True)
         return {n.removeprefix(FOREIGN): _place_of_use(tensor) for n, tensor in found if n.startswith(FOREIGN)}
 
     def obstacle(self, reason: str, name: str | None, kind: str | None) -> Obstacle | None:
-        """What the compiler refuses, in TensorFlow's words; None where that cannot be told.
-
-        Args:
-            reason: the compiler's.
-            name: of the operation in TensorFlow's graph, where the compiler knows it.
-            kind: of XLA's operation, such as `fft`; the first of TensorFlow's that is called alike is taken for it.
-        """
         alike = (operation.name for operation in self.graph.get_operations() if operation.type.lower() == kind)
         name = name or next(alike, None)
         if name is None:
@@ -95,7 +46,41 @@ class Lowered:
         return Obstacle(operation, name, _place(self.graph, name), reason, operations.instead_of(operation))
 
 
-def lower(step: Callable, specs: Sequence[Any], variables: Mapping[str, tf.Variable]) -> Lowered:
+def cluster_of(num_replicas: int) -> StrategyCluster:
+    """A slice of a TPU with that many replicas."""
+    description = f"{num_replicas} replicas of a TPU"
+    return StrategyCluster(
+        strategy=StandInStrategy(num_replicas), kind="tpu", num_replicas=num_replicas, description=description
+    )
+
+
+def train_step(engine: Engine, variables: Mapping[str, Any], data: tuple) -> LoweredGraph:
+    """A step of training, as one of the replicas runs it."""
+    return _on_replica(engine, variables, engine.train_step, data)
+
+
+def test_step(engine: Engine, variables: Mapping[str, Any], data: tuple) -> LoweredGraph:
+    """One of evaluation."""
+    return _on_replica(engine, variables, engine.test_step, data)
+
+
+def function(engine: Engine, variables: Mapping[str, Any], serve: Callable[..., Any], data: tuple) -> LoweredGraph:
+    """What an export serves."""
+    return _on_replica(engine, variables, lambda data: serve(*data), data)
+
+
+def _on_replica(engine: Engine, variables: Mapping[str, Any], step: Callable[[Any], Any], data: tuple) -> LoweredGraph:
+    """Lowers `step` as one of the replicas would run it."""
+    specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), data)
+
+    def on_replica(*data: Any) -> Any:
+        return engine.strategy.run(step, args=(data,))
+
+    with engine.tracing():
+        return lower(on_replica, specs, engine.handles(variables))
+
+
+def lower(step: Callable, specs: Sequence[Any], variables: Mapping[str, tf.Variable]) -> LoweredGraph:
     """Lowers a function of one replica.
 
     Args:
@@ -122,7 +107,7 @@ def lower(step: Callable, specs: Sequence[Any], variables: Mapping[str, tf.Varia
         hlo = function.experimental_get_compiler_ir(*flat)(stage="hlo_serialized")
     except (ValueError, TypeError, tf.errors.OpError) as error:
         raise LoweringError(_refused(str(error), graph)) from error
-    return Lowered(hlo, (*(f"{INPUT}{index}" for index, _ in enumerate(flat)), *captured), graph)
+    return LoweredGraph(hlo, (*(f"{INPUT}{index}" for index, _ in enumerate(flat)), *captured), graph)
 
 
 def _captured(graph: tf.Graph, tensors: Sequence[Any], variables: Mapping[str, tf.Variable]) -> Iterator[str]:
@@ -134,16 +119,6 @@ def _captured(graph: tf.Graph, tensors: Sequence[Any], variables: Mapping[str, t
         if name is None and inside.dtype in (tf.resource, tf.variant):
             raise LoweringError(_foreign(inside))
         yield name or f"{CONSTANT}{inside.op.name}"
-
-
-def untraceable(error: BaseException) -> Obstacle:
-    """Of an exception that user code raised while a model was built or traced."""
-    *_, cause = places.chain(error)
-    reason = f"{type(cause).__name__}: {diagnose.short(cause)}".rstrip(".")
-    place = _quoted(places.of_error(error))
-    known = diagnose.find(error)
-    instead = known.remedy if known else "It would not train on any hardware either"
-    return Obstacle("", "", place, f"the step cannot be traced: {reason}", instead)
 
 
 def _foreign(tensor: tf.Tensor) -> Obstacle:

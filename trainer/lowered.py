@@ -68,8 +68,8 @@ class Lowered(abc.ABC):
     parameters: tuple[str, ...]
 
     @abc.abstractmethod
-    def foreign(self) -> dict[str, str]:
-        """The variables that the step uses and no checkpoint of the run has -> the user's line that uses each."""
+    def remarks(self) -> list[str]:
+        """What to look at though it can be compiled, a line each."""
 
     @abc.abstractmethod
     def obstacle(self, reason: str, name: str | None, kind: str | None) -> Obstacle | None:
@@ -80,6 +80,12 @@ class Lowered(abc.ABC):
             name: of the backend's operation, where the compiler knows it.
             kind: of XLA's operation, such as `fft`; the first of the backend's that is called alike is taken for it.
         """
+
+
+def about_foreign(name: str, place: str) -> str:
+    """The remark on a variable that the step uses and no checkpoint of the run has. place: where it is used."""
+    what = "a variable that no checkpoint holds; make it with add_weight, random state with keras.random.SeedGenerator"
+    return f"{name}: {what}" + (f". At {place}" if place else "")
 
 
 def untraceable(error: BaseException) -> Obstacle:

@@ -224,11 +224,7 @@ def _remarks(steps: Steps) -> list[tuple[str, str]]:
     lowered = steps.train(steps.batch)
     if isinstance(lowered, Obstacle):
         return found
-    for name, place in lowered.foreign().items():
-        what = (
-            "a variable that no checkpoint holds; make it with add_weight, random state with keras.random.SeedGenerator"
-        )
-        found.append(("look at", f"{name}: {what}" + (f". At {place}" if place else "")))
+    found += [("look at", remark) for remark in lowered.remarks()]
     # A model with functions of the host in it is not run here: they may print, write or wait.
     if run.config.lint != "off":
         mixed = mixing.mixes_examples(run.replicated.model, run.batch_spec(steps.batch)[0])

@@ -44,30 +44,30 @@ class Compiler:
     cache_dir: pathlib.Path
     scratch_dir: str | None = None  # of programs while they are compiled; None: the system's
 
-    def compile(self, hlo: bytes, target: Slice) -> Compiled | Refusal:
-        """Compiles a serialized HLO module, one replica of `target.num_replicas`, or finds the result in the cache."""
-        entry = self.cache_dir / f"{self._key(hlo, target)}.json"
+    def compile(self, program: bytes, target: Slice) -> Compiled | Refusal:
+        """Compiles a `Lowered.program` for `target.num_replicas` replicas, or finds the result in the cache."""
+        entry = self.cache_dir / f"{self._key(program, target)}.json"
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # what is cut off is compiled again
             return _from_json(json.loads(entry.read_text()))
-        result = self._run(hlo, target)
+        result = self._run(program, target)
         if isinstance(result, Compiled) or result.kind in _LASTING:
             _write(entry, result)
         return result
 
-    def _key(self, hlo: bytes, target: Slice) -> str:
+    def _key(self, program: bytes, target: Slice) -> str:
         """All that the result depends on; the two files stand for how the compiler is asked and read."""
         parts = (
-            _in_one_order(hlo),
+            _in_one_order(program),
             json.dumps([target.topology, target.host_bounds, target.chip.chip_config, target.num_replicas]).encode(),
             json.dumps(self.versions, sort_keys=True).encode(),
             *(pathlib.Path(path).read_bytes() for path in (compiler.__file__, verdict.__file__)),
         )
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
-    def _run(self, hlo: bytes, target: Slice) -> Compiled | Refusal:
+    def _run(self, program: bytes, target: Slice) -> Compiled | Refusal:
         with tempfile.TemporaryDirectory(prefix="preflight-", dir=self.scratch_dir) as name:
             directory = pathlib.Path(name)
-            (directory / compiler.PROGRAM).write_bytes(hlo)
+            (directory / compiler.PROGRAM).write_bytes(program)
             arguments = {
                 "directory": directory,
                 "topology": target.topology,
@@ -147,13 +147,13 @@ def _default_cache_dir() -> pathlib.Path:
     return pathlib.Path(home, "keras-tpu-trainer", "preflight")
 
 
-def _in_one_order(hlo: bytes) -> bytes:
-    """`hlo` with grad_x before grad_y: these attributes of TensorFlow's matrix products are serialized in random order.
+def _in_one_order(program: bytes) -> bytes:
+    """`program` with grad_x before grad_y: TensorFlow serializes these attributes of its products in random order.
 
     Nothing else was seen to differ from one process to another, and what is missed here costs a compilation, no more.
     The bytes are entries of FrontendAttributes.map, https://github.com/openxla/xla/blob/main/xla/xla_data.proto.
     """
-    return _ARGUMENTS_OF_PRODUCTS.sub(rb"\2\1", hlo)
+    return _ARGUMENTS_OF_PRODUCTS.sub(rb"\2\1", program)
 
 
 def _call(command: list[str], log: pathlib.Path, timeout_secs: float) -> int | None:

@@ -1,8 +1,8 @@
 """Compiles one lowered program with XLA:TPU for a topology that need not be there, and writes down what came of it.
 
 Run by path, by the Python that has the extra `preflight`: it imports nothing of `trainer` and no TensorFlow. All
-private names of jax and jaxlib are here. `compilation.py` starts it and `verdict.py` reads what it leaves:
-`result.json` in the directory of the program, with one of
+private names of jax and jaxlib that preflight needs are here. `compilation.py` starts it and `verdict.py` reads what it
+leaves: `result.json` in the directory of the program, with one of
 
     compiled    sizes in bytes, FLOPs, bytes accessed; and `module.txt` beside it, the program after all optimisation
     error       what XLA says of the program
@@ -27,11 +27,14 @@ from typing import Any
 
 # What this file and verdict.py were written for. setup.cfg pins the same.
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
-PROGRAM, RESULT, MODULE = "program.pb", "result.json", "module.txt"
+PROGRAM, RESULT, MODULE = "program", "result.json", "module.txt"
+# How MLIR's bytecode begins (https://mlir.llvm.org/docs/BytecodeFormat/), and no HloModuleProto does.
+_BYTECODE = b"ML\xefR"
 # Module, and the name within it.
 _PRIVATE = {
     "get_topology_desc": ("jax.experimental.topologies", "get_topology_desc"),
     "hlo_to_stablehlo": ("jaxlib._jax", "mlir.hlo_to_stablehlo"),
+    "deserialize": ("jaxlib.mlir.dialects.stablehlo", "deserialize_portable_artifact"),
     "make_ir_context": ("jax._src.interpreters.mlir", "make_ir_context"),
     "ir": ("jax._src.lib.mlir", "ir"),
     "CompileOptions": ("jax._src.lib", "xla_client.CompileOptions"),
@@ -128,19 +131,33 @@ def _result(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compile(args: argparse.Namespace) -> Any:
-    """The executable of the program, which no device has to load."""
+    """The executable of the program, which no device has to load.
+
+    TensorFlow's, in HLO, is that of one replica, of which there are as many as devices. JAX' is one of all devices,
+    in StableHLO, of which each runs a partition.
+    """
     import numpy
 
     jax = _private_names()
     devices = _devices(jax["get_topology_desc"], args)
+    program = (args.directory / PROGRAM).read_bytes()
+    of_all = program.startswith(_BYTECODE)
+    ids = numpy.array([device.id for device in devices])
     options = jax["CompileOptions"]()
-    options.num_replicas = len(devices)
-    options.num_partitions = 1
-    options.device_assignment = jax["DeviceAssignment"].create(numpy.array([[device.id] for device in devices]))
-    with jax["make_ir_context"]():
-        module = jax["ir"].Module.parse(jax["hlo_to_stablehlo"]((args.directory / PROGRAM).read_bytes()))
-        _drop_copies(module, jax["ir"])
+    options.num_replicas, options.num_partitions = (1, len(devices)) if of_all else (len(devices), 1)
+    options.executable_build_options.use_spmd_partitioning = of_all
+    options.executable_build_options.use_shardy_partitioner = of_all
+    options.device_assignment = jax["DeviceAssignment"].create(ids.reshape(options.num_replicas, -1))
+    with jax["make_ir_context"]() as context:
+        module = jax["deserialize"](context, program) if of_all else _of_one(program, jax)
         return devices[0].client.compile(module, executable_devices=jax["DeviceList"](devices), compile_options=options)
+
+
+def _of_one(program: bytes, jax: dict[str, Any]) -> Any:
+    """TensorFlow's program as StableHLO."""
+    module = jax["ir"].Module.parse(jax["hlo_to_stablehlo"](program))
+    _drop_copies(module, jax["ir"])
+    return module
 
 
 def _private_names() -> dict[str, Any]:

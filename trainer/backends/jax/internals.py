@@ -6,6 +6,7 @@ setup.cfg.
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 from keras.src.backend.jax import nn as keras_nn
 from keras.src.random import seed_generator as keras_seed_generator
 
+from trainer import places
 from trainer.errors import ConfigError
 
 # The axis of the mesh along which replicas are.
@@ -65,6 +67,30 @@ def as_one_of(num_replicas: int) -> Iterator[None]:
         yield
     finally:
         generator.next, keras_nn.moments = following, moments
+
+
+@contextlib.contextmanager
+def noting_foreign_reads() -> Iterator[dict[str, str]]:
+    """While a step is traced: paths of variables that it reads and is not handed -> the user's line that reads each.
+
+    What they hold then is part of the program, and what is assigned to them is lost.
+    """
+    foreign: dict[str, str] = {}
+    current = keras.StatelessScope.get_current_value
+
+    def noted(self: keras.StatelessScope, variable: keras.Variable) -> Any:
+        value = current(self, variable)
+        if value is None:
+            frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+            place = places.innermost(reversed(list(frames)))
+            foreign.setdefault(variable.path, place.quoted() if place else "")
+        return value
+
+    keras.StatelessScope.get_current_value = noted
+    try:
+        yield foreign
+    finally:
+        keras.StatelessScope.get_current_value = current
 
 
 def check_steps(model: keras.Model) -> None:

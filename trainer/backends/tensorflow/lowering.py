@@ -15,7 +15,7 @@ from trainer import operations, places
 from trainer.backends.tensorflow.cluster import StrategyCluster
 from trainer.backends.tensorflow.engine import Engine
 from trainer.backends.tensorflow.stand_in import StandInStrategy
-from trainer.lowered import CONSTANT, FOREIGN, INPUT, Lowered, LoweringError, Obstacle, untraceable
+from trainer.lowered import CONSTANT, FOREIGN, INPUT, Lowered, LoweringError, Obstacle, about_foreign, untraceable
 
 _UNSUPPORTED = re.compile(r"(\w+) \(No registered '\w+' OpKernel[^{]*\{\{node ([^}]+)\}\}")
 _NODE_OF_OPERATION = re.compile(r"node `([^`]+)` with op (\w+)")
@@ -32,10 +32,11 @@ class LoweredGraph(Lowered):
 
     graph: tf.Graph
 
-    def foreign(self) -> dict[str, str]:
+    def remarks(self) -> list[str]:
         captured = self.graph.internal_captures
         found = zip(self.parameters[-len(captured) :], captured, strict=True)
-        return {n.removeprefix(FOREIGN): _place_of_use(tensor) for n, tensor in found if n.startswith(FOREIGN)}
+        foreign = [(name.removeprefix(FOREIGN), tensor) for name, tensor in found if name.startswith(FOREIGN)]
+        return [about_foreign(name, _place_of_use(tensor)) for name, tensor in foreign]
 
     def obstacle(self, reason: str, name: str | None, kind: str | None) -> Obstacle | None:
         alike = (operation.name for operation in self.graph.get_operations() if operation.type.lower() == kind)

@@ -6,7 +6,7 @@ refused here was seen by lowering and compiling them (tests/preflight).
 
 import re
 
-# Pattern on the type of an operation -> what to do. The first match counts.
+# Pattern on the type of an operation, of TensorFlow or a primitive of JAX -> what to do. The first match counts.
 _NEVER: tuple[tuple[str, str], ...] = (
     (
         r"(Eager|Stateless)?PyFunc|PyFuncStateless",
@@ -31,10 +31,15 @@ _NEVER: tuple[tuple[str, str], ...] = (
         "Rotate, shift, shear and zoom before training; of Keras' random layers those that flip, crop, erase and "
         "change colours can be compiled",
     ),
-    (r"Eig", "Use tf.linalg.eigh for a symmetric matrix, tf.linalg.svd for singular values"),
+    (r"Eig|eig|schur", "Use keras.ops.eigh for a symmetric matrix, keras.ops.svd for singular values"),
+    (
+        r"(pure|io|debug)_callback|debug_print",
+        "Leave it out, or do it in the input pipeline; values to look at go into a metric",
+    ),
 )
 # Those whose sizes or types decide.
 _SOMETIMES: tuple[tuple[str, str], ...] = (
+    (r"dot_general|conv_general_dilated", "TPUs multiply floats, and integers of up to 32 bits"),
     (r"I?R?FFT.*", "Compute it in complex64; TPUs have no complex128"),
     (
         r"TensorList.*|TensorArray.*",
@@ -47,7 +52,7 @@ _SOMETIMES: tuple[tuple[str, str], ...] = (
     ),
     (r"Ragged.*|Sparse.*", "Use dense tensors with padding and a mask"),
 )
-_OTHER = "Write it with other operations of tf or keras.ops, or move it to the input pipeline"
+_OTHER = "Write it with other operations of keras.ops, or move it to the input pipeline"
 
 
 def instead_of(operation: str) -> str:

@@ -27,7 +27,7 @@ from trainer.replicated import MODEL
 _MIB = 2**20
 _LARGE = _MIB  # bytes of a constant that is worth a line
 _TPU = "tpu"
-_LINES = "jax_traceback_in_locations_limit"
+LINES = "jax_traceback_in_locations_limit"
 # Primitives that call Python on the host.
 _ON_HOST = re.compile(r"(pure|io|debug)_callback|debug_print")
 _NO_RULE = re.compile(r"MLIR translation rule for primitive '(\w+)' not found")
@@ -89,6 +89,8 @@ class LoweredJaxpr(Lowered):
 def cluster_of(num_replicas: int) -> MeshCluster:
     """A slice of a TPU with that many replicas; call it first, before anything asks JAX for devices."""
     jax.config.update("jax_platforms", "cpu")  # variables are made here, whatever else this machine has
+    # Keras 3.15 fails to add its lines to errors of JAX' own classes, and then the user's own line is lost.
+    keras.config.disable_traceback_filtering()
     outline: Any = AbstractMesh((num_replicas,), (REPLICAS,))
     return MeshCluster(
         mesh=outline, kind="tpu", num_replicas=num_replicas, description=f"{num_replicas} replicas of a TPU"
@@ -190,12 +192,12 @@ def lower(step: Any, arguments: tuple, names: tuple) -> LoweredJaxpr:
 @contextlib.contextmanager
 def _without_lines() -> Iterator[None]:
     """Programs without the lines of Python that made them: a comment more is no other program to compile."""
-    before = jax.config.values[_LINES]
-    jax.config.update(_LINES, 0)
+    before = jax.config.values[LINES]
+    jax.config.update(LINES, 0)
     try:
         yield
     finally:
-        jax.config.update(_LINES, before)
+        jax.config.update(LINES, before)
 
 
 def _refused(error: Exception, jaxpr: ClosedJaxpr) -> Obstacle:

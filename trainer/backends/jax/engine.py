@@ -66,7 +66,7 @@ class Engine:
                 self._begin_as_the_chief()
             self.reset_metrics()
 
-    # Programs. They are traced when they are first called, within `_tracing`.
+    # Programs. They are traced when they are first called, within `tracing`.
 
     @functools.cached_property
     def train_program(self) -> Any:
@@ -122,7 +122,7 @@ class Engine:
     def train(self, batches: PlacedIterator, steps: int) -> Outcome:
         state, running = self._take(), _Running(batches)
         try:
-            with self._tracing():
+            with self.tracing():
                 for _ in range(steps):
                     state, done = self.train_program(state, running.next())
                     running.issued(done)
@@ -134,7 +134,7 @@ class Engine:
         state, running = self._take(), _Running(batches)
         metrics = state.pop("metrics")
         try:
-            with self._tracing():
+            with self.tracing():
                 for _ in range(steps):
                     metrics, done = self.test_program(metrics, state, running.next())
                     running.issued(done)
@@ -142,7 +142,8 @@ class Engine:
             self._held["metrics"] = metrics
         return self._outcome(running.waited)
 
-    def _tracing(self) -> contextlib.AbstractContextManager:
+    def tracing(self) -> contextlib.AbstractContextManager:
+        """Where a program may be traced: each replica is one of many."""
         return own_internals.as_one_of(self.mesh.size)
 
     def _outcome(self, waited: float) -> Outcome:
@@ -281,7 +282,7 @@ class Engine:
                 return [jnp.asarray(value)[None] for value in function(share)]
 
         mapped = jax.shard_map(on_replica, mesh=self.mesh, in_specs=(_SAME, _APART), out_specs=_APART, check_vma=False)
-        with self._tracing():
+        with self.tracing():
             found = [np.asarray(value) for value in jax.jit(mapped)(state, placing.place(self.mesh, shares))]
         return [[value[index] for value in found] for index in range(self.mesh.size)]
 

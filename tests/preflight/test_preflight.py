@@ -39,14 +39,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
+def of_cnn(digits_dir: pathlib.Path, model_dir: pathlib.Path, cache: dict[str, str], *flags: str) -> str:
+    """The console of a preflight of the cnn."""
+    flags += ("--mode=preflight", "--model=cnn", "--global_batch_size=256", "--model_options=filters=[16]")
+    return Trainer(digits_dir).run(*flags, "--preflight_probes=0", f"--model_dir={model_dir}", environ=cache).stdout
+
+
 @pytest.fixture(scope="module")
-def preflight(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, cache):
-    """(model_dir, console) of a preflight of the cnn for two slices."""
+def on_tensorflow(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, cache):
+    """(model_dir, console) for two slices."""
     model_dir = tmp_path_factory.mktemp("preflight") / "run"
-    flags = ["--mode=preflight", "--model=cnn", "--global_batch_size=256", "--slice=v5e-8, v3-8,,v5e-8", "--tpu=my-tpu"]
-    flags += ["--model_options=filters=[16]", "--preflight_probes=0", "--tpu_zone=z", "--tpu_project=p"]
-    done = Trainer(digits_dir).run(*flags, f"--model_dir={model_dir}", environ=cache)
-    return model_dir, done.stdout
+    flags = ("--slice=v5e-8, v3-8,,v5e-8", "--tpu=my-tpu", "--tpu_zone=z", "--tpu_project=p")
+    return model_dir, of_cnn(digits_dir, model_dir, cache, *flags)
+
+
+@pytest.fixture(scope="module")
+def on_jax(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, cache):
+    """(model_dir, console) for the slice that TensorFlow does not run on."""
+    model_dir = tmp_path_factory.mktemp("preflight") / "run"
+    return model_dir, of_cnn(digits_dir, model_dir, cache, "--slice=tpu7x-8", "--backend=jax")
+
+
+@pytest.fixture(params=["on_tensorflow", "on_jax"])
+def preflight(request: pytest.FixtureRequest):
+    """(model_dir, console) on each backend."""
+    return request.getfixturevalue(request.param)
 
 
 def found(model_dir: pathlib.Path) -> dict:
@@ -89,8 +106,8 @@ def test_the_step_is_bounded_by_its_peaks(preflight) -> None:
 
 
 def test_the_table_is_complete(preflight) -> None:
-    _, console = preflight
-    for name in ("v5e-8", "v3-8"):  # each once, though one was given twice
+    model_dir, console = preflight
+    for name in (of_slice["slice"] for of_slice in found(model_dir)["slices"]):
         rows = [line.split() for line in console.splitlines() if line.startswith(f"{name} ")]
         assert len(rows) == 2
         assert rows[0][:4] == [name, "8", "32", "fits"]
@@ -99,13 +116,15 @@ def test_the_table_is_complete(preflight) -> None:
         assert f"\n{line} " in console
 
 
-def test_the_same_again_compiles_nothing(preflight, digits_dir, cache, tmp_path) -> None:
+def test_a_slice_that_is_named_twice_is_looked_at_once(on_tensorflow) -> None:
+    assert [of_slice["slice"] for of_slice in found(on_tensorflow[0])["slices"]] == ["v5e-8", "v3-8"]
+
+
+def test_the_same_again_compiles_nothing(on_tensorflow, digits_dir, cache, tmp_path) -> None:
     """And with another Python that has no compiler it would fail: the answers come from the cache."""
-    flags = ["--mode=preflight", "--model=cnn", "--global_batch_size=256", "--slice=v5e-8", "--preflight_probes=0"]
-    flags += ["--model_options=filters=[16]", "--preflight_timeout_secs=0.01"]
-    again = Trainer(digits_dir).run(*flags, f"--model_dir={tmp_path}", environ=cache)
-    assert found(tmp_path)["slices"][0]["compiled"] == found(preflight[0])["slices"][0]["compiled"]
-    assert "fits" in again.stdout
+    again = of_cnn(digits_dir, tmp_path, cache, "--slice=v5e-8", "--preflight_timeout_secs=0.01")
+    assert found(tmp_path)["slices"][0]["compiled"] == found(on_tensorflow[0])["slices"][0]["compiled"]
+    assert "fits" in again
 
 
 @pytest.fixture(scope="module")

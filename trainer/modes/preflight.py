@@ -72,7 +72,7 @@ def preflight(
     """
     compiler = compilation.find(config.preflight_python, config.preflight_timeout_secs)
     compiler = dataclasses.replace(compiler, scratch_dir=scratch_dir)
-    named = _named(config.slice, config.backend) if config.slice is not None else []
+    named = _named(config)
     wanted = named or slices.common(config.global_batch_size, config.backend)
     # A TPU compiles anyway, and without being told.
     config = dataclasses.replace(config, xla="auto")
@@ -107,12 +107,14 @@ def preflight(
         raise ConfigError("\n  ".join(["the run would fail on", *failed]))
 
 
-def _named(text: str, backend_name: str) -> list[slices.Slice]:
-    """The slices of a list with commas, each once."""
-    names = dict.fromkeys(filter(None, (part.strip() for part in text.split(","))))
-    named = [slices.parse(name) for name in names or [text]]
+def _named(config: Config) -> list[slices.Slice]:
+    """The slices of a list with commas, each once; none where none was asked for."""
+    if config.slice is None:
+        return []
+    names = dict.fromkeys(filter(None, (part.strip() for part in config.slice.split(","))))
+    named = [slices.parse(name) for name in names or [config.slice]]
     for target in named:
-        if not target.chip.runs(backend_name):
+        if not target.chip.runs(config.backend):
             raise ConfigError(
                 f"TensorFlow does not run on {target.chip.name}, JAX does: --backend=jax. "
                 f"Received: --slice={target.name}"

@@ -126,7 +126,7 @@ def function(engine: Engine, variables: Mapping[str, Any], serve: Callable[..., 
 
 
 def _on_mesh(engine: Engine, program: Any, arguments: tuple, names: tuple) -> LoweredJaxpr:
-    with own_internals.as_one_of(engine.mesh.size):
+    with engine.tracing():
         return lower(program, arguments, names)
 
 

@@ -31,6 +31,7 @@ ODD_BATCH, ODD_REPLICAS = 8, 4
 def built(layers: list, optimizer: keras.optimizers.Optimizer, batch: int, num_replicas: int):
     """A model on a slice, and a replica's batch."""
     devices = lowering.cluster_of(num_replicas)
+    keras.utils.clear_session()  # names begin anew
     model = keras.Sequential(layers)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     spec = (keras.KerasTensor((batch, *model.input_shape[1:])), keras.KerasTensor((batch,), "int32"))
@@ -69,17 +70,21 @@ def refused_by_the_compiler() -> dict:
 
 def linear(directory: pathlib.Path) -> dict:
     """Programs of a linear classifier, whose FLOPs are known, for eight replicas."""
-    layers = [keras.Input((INPUTS,)), keras.layers.Dense(OUTPUTS)]
-    trained, spec = built(layers, keras.optimizers.SGD(0.1, momentum=0.9), BATCH, REPLICAS)
+
+    def made() -> tuple:
+        layers = [keras.Input((INPUTS,)), keras.layers.Dense(OUTPUTS)]
+        trained, spec = built(layers, keras.optimizers.SGD(0.1, momentum=0.9), BATCH, REPLICAS)
+        return trained, spec, lowering.train_step(trained.engine, trained.variables(), spec)
+
+    _, _, same = made()
+    trained, spec, train = made()  # from another line
     variables = trained.variables()
-    train = lowering.train_step(trained.engine, variables, spec)
-    again = lowering.train_step(trained.engine, variables, spec)
     test = lowering.test_step(trained.engine, variables, (*spec, keras.KerasTensor((BATCH,))))
     serve = lowering.function(trained.engine, variables, lambda x: trained.model(x, training=False), spec[:1])
     (directory / "train").write_bytes(train.program)
     (directory / "test").write_bytes(test.program)
     parameters = {"train": train.parameters, "test": test.parameters, "serve": serve.parameters}
-    return {"parameters": parameters, "same": train.program == again.program}
+    return {"parameters": parameters, "same": train.program == same.program}
 
 
 def private() -> list[str]:

@@ -419,7 +419,7 @@ def main() -> None:
     names = sys.argv[3:]
     for name in names or CASES:
         found |= train(name, devices)
-    found |= batch_norm_oracle(devices) | masks(devices, with_xla=not names)
+    found |= batch_norm_oracle(devices) | masks(devices, with_xla=not names and backend.chosen() != "jax")
     for name in [] if names else NOT_FINITE:
         found |= not_finite(name, devices)
     np.savez(path, **found)

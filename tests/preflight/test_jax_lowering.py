@@ -20,8 +20,11 @@ from trainer import operations, replicated
 from trainer.backends.tensorflow import lowering
 from trainer.preflight import compilation, slices
 
+pytestmark = pytest.mark.slow
+
 # As in jax_lowering_worker.py, which imports JAX.
 REPLICAS, BATCH, INPUTS, OUTPUTS = 8, 256, 512, 256
+V5E_4 = slices.parse("v5e-4")
 V6E_8 = slices.parse("v6e-8")
 
 
@@ -93,8 +96,10 @@ def test_large_constants_are_named(found) -> None:
     assert found["odd"]["plain"]["remarks"] == []
 
 
-def test_what_the_compiler_names_is_found_in_the_model(found) -> None:
+def test_what_the_compiler_refuses_is_found_in_the_model(found, directory, compiler) -> None:
     """XLA:TPU names an operation by its path, or only by its kind."""
+    result = compiler.compile((directory / "int64").read_bytes(), V5E_4)
+    assert (result.kind, result.operation, result.op_name) == ("unsupported", "dot", found["refused"]["name"])
     said, does = found["refused"], found["odd"]["product_of_int64"]
     assert said["obstacle"]["operation"] == said["by_kind"] == "dot_general"
     assert said["obstacle"]["place"].startswith(does["line"])

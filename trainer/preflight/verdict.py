@@ -79,7 +79,7 @@ class Refusal:
     available_bytes: int | None = None  # oom
     largest: tuple[str, ...] = ()  # oom: the largest pieces of memory, and the arrays in each by turns
     operation: str | None = None  # unsupported: of HLO, such as dot, where the compiler names it
-    op_name: str | None = None  # unsupported: of TensorFlow, with the names of layers, where the compiler names it
+    op_name: str | None = None  # unsupported: of the backend, with the names of layers, where the compiler names it
 
 
 def read(fields: Mapping[str, Any], module: str, log: str) -> Compiled:

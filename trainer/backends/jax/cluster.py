@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.backends.jax import batches
-from trainer.backends.jax.internals import REPLICAS
+from trainer.backends.jax.internals import REPLICAS, whole_errors
 from trainer.cluster import Cluster, MakeBatches
 from trainer.errors import ConfigError
 from trainer.hardware import Target
@@ -33,7 +33,7 @@ class MeshCluster(Cluster):
         return [int(total) for total in gathered[first_of_process].view(np.int64).sum(axis=0)]
 
     def scope(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
+        return whole_errors()
 
     def distribute(self, make: MakeBatches) -> Iterable[Any]:
         context = tf.distribute.InputContext(

@@ -142,9 +142,11 @@ class Engine:
             self._held["metrics"] = metrics
         return self._outcome(running.waited)
 
-    def tracing(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
         """Where a program may be traced: each replica is one of many."""
-        return own_internals.as_one_of(self.mesh.size)
+        with own_internals.as_one_of(self.mesh.size), own_internals.whole_errors():
+            yield
 
     def _outcome(self, waited: float) -> Outcome:
         out = self._report(self._held | {"optimizer": self._values("optimizer")})

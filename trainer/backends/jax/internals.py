@@ -70,6 +70,22 @@ def as_one_of(num_replicas: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def whole_errors() -> Iterator[None]:
+    """Where errors of JAX' own classes come out of layers as they are.
+
+    Keras 3.15 makes every error anew, with the arguments of the layer in its text. For these that fails, and what is
+    told is an AttributeError of Keras, without the user's line.
+    """
+    filtered = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if filtered:
+            keras.config.enable_traceback_filtering()
+
+
+@contextlib.contextmanager
 def noting_foreign_reads() -> Iterator[dict[str, str]]:
     """While a step is traced: paths of variables that it reads and is not handed -> the user's line that reads each.
 

@@ -89,8 +89,6 @@ class LoweredJaxpr(Lowered):
 def cluster_of(num_replicas: int) -> MeshCluster:
     """A slice of a TPU with that many replicas; call it first, before anything asks JAX for devices."""
     jax.config.update("jax_platforms", "cpu")  # variables are made here, whatever else this machine has
-    # Keras 3.15 fails to add its lines to errors of JAX' own classes, and then the user's own line is lost.
-    keras.config.disable_traceback_filtering()
     outline: Any = AbstractMesh((num_replicas,), (REPLICAS,))
     return MeshCluster(
         mesh=outline, kind="tpu", num_replicas=num_replicas, description=f"{num_replicas} replicas of a TPU"
@@ -171,7 +169,7 @@ def lower(step: Any, arguments: tuple, names: tuple) -> LoweredJaxpr:
     Raises:
         LoweringError: it cannot be traced, or not be lowered for a TPU.
     """
-    with _without_lines(), own_internals.noting_foreign_reads() as foreign:
+    with _without_lines(), own_internals.whole_errors(), own_internals.noting_foreign_reads() as foreign:
         try:
             jaxpr = step.trace(*arguments).jaxpr
         except Exception as error:  # whatever the user's code raises

@@ -138,20 +138,23 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(
-    ("does", "operation", "file", "text"),
+    ("backend", "does", "says", "text"),
     [
-        ("complex128", "FFT", odd_layers.__file__, "tf.signal.fft"),  # XLA has it, XLA:TPU has not
-        ("twice", "EagerPyFunc", odd_layers.__file__, "tf.py_function"),
+        ("tensorflow", "complex128", "FFT of ", "tf.signal.fft"),  # XLA has it, XLA:TPU has not
+        ("tensorflow", "twice", "EagerPyFunc of ", "tf.py_function"),
+        ("jax", "python_if", "the step cannot be traced: TracerBoolConversionError", "if x[0, 0] > 0"),
     ],
 )
 def test_what_cannot_be_compiled_is_named_by_line(
-    trainer: Trainer, users, tmp_path, cache, does: str, operation: str, file: str, text: str
+    trainer: Trainer, users, tmp_path, cache, backend: str, does: str, says: str, text: str
 ) -> None:
     flags = ["--mode=preflight", "--model=package.mine", f"--model_options=does='{does}'", "--slice=v5e-8"]
+    flags += [f"--backend={backend}"]
+    file = odd_layers.__file__
     environ = cache | {"PYTHONPATH": f"{ROOT}:{users}"}
     done = trainer.run(*flags, f"--model_dir={tmp_path}", code=78, environ=environ, cwd=users)
     line = next(n for n, line in enumerate(pathlib.Path(file).read_text().splitlines(), 1) if text in line)
-    assert f"v5e-8: {operation} of " in done.stderr
+    assert f"v5e-8: {says}" in done.stderr
     assert f"{file}:{line}" in done.stderr
     assert "Traceback" not in done.stderr
     assert found(tmp_path)["slices"][0]["verdict"] == "cannot be compiled"

@@ -19,6 +19,7 @@ import pytest
 from tests.tpu_api_server import PROJECT, ZONE, Node, TpuApi
 from trainer import hardware
 from trainer.errors import ConfigError
+from trainer.workers import Workers
 
 ROOT = pathlib.Path(__file__).parents[1]
 GUARD_SECS = 120  # only ends a test that hangs
@@ -222,7 +223,7 @@ def test_resolve_refuses(tpu, flags, environ, message):
 def test_tf_config():
     text = json.dumps({"cluster": {"worker": ["b:1", "c:1"], "chief": ["a:1"], "ps": []}, "task": {"type": "worker"}})
     workers = resolved(None, {"TF_CONFIG": text.replace('"type"', '"index": 1, "type"')}).workers
-    assert workers == hardware.Workers(("a:1", "b:1", "c:1"), 2, (("chief", 1), ("worker", 2)))
+    assert workers == Workers(("a:1", "b:1", "c:1"), 2, (("chief", 1), ("worker", 2)))
     for alone in ("", "{}", '{"cluster": {}}', '{"environment": "cloud"}', tf_config([1], 0, "chief")):
         assert resolved(None, {"TF_CONFIG": alone}).workers is None
 

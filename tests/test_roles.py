@@ -31,6 +31,7 @@ from trainer.modes.follow import Follow
 from trainer.modes.use_checkpoint import use_checkpoint
 from trainer.watch import status
 from trainer.watch.stopping import Stops
+from trainer.workers import Workers
 
 EVERY, STEPS = 40, 200
 FLAGS = ["--model=mlp", f"--train_steps={STEPS}", f"--eval_every_steps={EVERY}", "--global_batch_size=96"]
@@ -71,7 +72,7 @@ def test_tf_config_wins_over_cluster_spec() -> None:
     spec = vertex("workerpool0", workerpool0=["a:1"], workerpool1=["b:1"])
     tf_config = {"cluster": {"worker": ["x:1", "y:1"]}, "task": {"type": "worker", "index": 1}}
     found = resolved(TF_CONFIG=tf_config, CLUSTER_SPEC=spec)
-    assert found.workers == hardware.Workers(("x:1", "y:1"), 1, (("worker", 2),), "TF_CONFIG")
+    assert found.workers == Workers(("x:1", "y:1"), 1, (("worker", 2),), "TF_CONFIG")
     unset = resolved(TF_CONFIG="", CLUSTER_SPEC=spec)
     assert unset.workers is not None and unset.workers.source == "CLUSTER_SPEC"
 

@@ -7,7 +7,7 @@ import abc
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from trainer import backend
@@ -56,6 +56,26 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def local(self, value: Any) -> list[Any]:
         """Of a leaf of a batch of `distribute` (or a share of one replica) the parts of this process' replicas."""
+
+    @contextlib.contextmanager
+    def watched(self, on_loss: Callable[[str], None]) -> Iterator[None]:
+        """While this lasts, a worker that is lost ends the others too; at its end they part from each other.
+
+        Args:
+            on_loss: called, from a thread, with what to tell the user, where the loss of another worker leaves this
+                one waiting; it ends the process.
+        """
+        yield  # tf.distribute has its own way: its calls fail
+
+
+def locate(target: Target, *, timeout_secs: float) -> Target:
+    """What `hardware.resolve` found, and who else belongs to it, where only the network of the machine tells.
+
+    Args:
+        target: from `hardware.resolve`.
+        timeout_secs: of the question, in seconds.
+    """
+    return backend.part("cluster").locate(target, timeout_secs=timeout_secs)
 
 
 def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:

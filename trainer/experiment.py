@@ -60,8 +60,13 @@ def run(
         _rehearse(config, clock, source, stops)
         return
     target = hardware.resolve(
-        tpu=config.tpu, tpu_zone=config.tpu_zone, tpu_project=config.tpu_project, replicas=config.replicas
+        tpu=config.tpu,
+        tpu_zone=config.tpu_zone,
+        tpu_project=config.tpu_project,
+        replicas=config.replicas,
+        backend=config.backend,
     )
+    target = cluster.locate(target, timeout_secs=config.connect_timeout_secs)
     if target.workers:
         workers = {"worker_index": target.workers.index, "num_workers": len(target.workers.addresses)}
         logs.configure(config.log_format, redact=redact, **workers)
@@ -98,7 +103,7 @@ def run(
             )
         with clock.measure("connecting"):
             devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
-        with read.explained():
+        with read.explained(), devices.watched(stops.end):
             assembly = Assembly(config, clock, source, read, folder, devices, origins)
             if config.mode == inputs.PROFILING:
                 measure_input(assembly)

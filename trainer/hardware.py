@@ -11,55 +11,16 @@ import json
 import os
 import pathlib
 import re
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from trainer.config import TPU_OF_THIS_ENVIRONMENT as AUTO
 from trainer.errors import ConfigError
+from trainer.workers import HOST_PORT, Evaluation, Workers, cluster_of_environment, hosts_of_slice
 
 LOCAL = "local"
 GRPC = "grpc://"
 _GRPC_PORT = 8470  # of every Cloud TPU worker
-_HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_.-]+)(:(?P<port>[0-9]{1,5}))?")
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_TRAINING_JOBS = ("chief", "worker")  # in the order of worker_index
-_EVALUATOR = "evaluator"
-# Where a process reads which others there are, and what their types of tasks mean; the first that is set counts.
-# https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
-# https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
-_CLUSTERS: Mapping[str, Mapping[str, str]] = {
-    "TF_CONFIG": {"chief": "chief", "worker": "worker", "ps": "ps", "evaluator": _EVALUATOR},
-    "CLUSTER_SPEC": {
-        "workerpool0": "chief",
-        "workerpool1": "worker",
-        "workerpool2": "ps",
-        "workerpool3": _EVALUATOR,
-    },
-}
-
-# Who evaluates: "here" the process that trains, "elsewhere" an evaluator beside it; "only": this one is the evaluator.
-Evaluation = typing.Literal["here", "elsewhere", "only"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Workers:
-    """The processes that train together, from TF_CONFIG or CLUSTER_SPEC."""
-
-    addresses: tuple[str, ...]  # host:port each; the chief first
-    index: int  # of this process
-    jobs: tuple[tuple[str, int], ...]  # task types of TF_CONFIG in use, with their numbers of tasks
-    source: str = "TF_CONFIG"  # the variable that names them
-
-    @property
-    def tasks(self) -> dict[str, list[str]]:
-        """The addresses by task type, as TensorFlow wants them."""
-        left = iter(self.addresses)
-        return {job: [next(left) for _ in range(count)] for job, count in self.jobs}
-
-    @property
-    def task(self) -> tuple[str, int]:
-        """Task type and index of this process."""
-        return [(job, index) for job, count in self.jobs for index in range(count)][self.index]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +59,7 @@ def resolve(
     tpu_zone: str | None = None,
     tpu_project: str | None = None,
     replicas: int | None = None,
+    backend: str = "tensorflow",
     environ: Mapping[str, str] = os.environ,
     root: str = "/",
 ) -> Target:
@@ -108,13 +70,14 @@ def resolve(
         node, or 'grpc://ip[:port]' with further workers after commas.
       tpu_zone, tpu_project: of the named node; None asks TPU_CONFIG, then (in `connect`) the metadata server.
       replicas: virtual CPU replicas, or the number of GPUs to use; None means one CPU replica or all GPUs.
+      backend: of Keras. JAX uses the chips of its own machine only, and runs on every host of a slice.
       environ: environment variables.
       root: the directory whose dev/ lists this machine's devices.
 
     Raises:
       ConfigError: a value is malformed or in contradiction with another, or this machine has no TPU.
     """
-    workers, evaluation = _cluster_of_environment(environ)
+    workers, evaluation = cluster_of_environment(environ)
     if replicas is not None and replicas < 1:
         raise ConfigError(f"--replicas must be at least 1. Received: {replicas}")
     if tpu is None:
@@ -129,34 +92,34 @@ def resolve(
             f"--replicas={replicas} has no effect with --tpu={tpu}: a slice has one replica a core, all of them used. "
             "Remove --replicas, or remove --tpu to train on GPUs or virtual CPU replicas."
         )
-    if workers:
-        raise ConfigError(
-            f"--tpu={tpu} with a {workers.source} of {len(workers.addresses)} workers: one process drives a whole TPU "
-            f"slice. Start one process and unset {workers.source}, or remove --tpu. "
-            f"Received workers: {', '.join(workers.addresses)}"
-        )
     if evaluation == "only":
         raise ConfigError(
             "An evaluator uses the GPUs or the CPU of its own machine: it must not take the TPU from the run that it "
             f"evaluates. Start it with --tpu=none. Received: --tpu={tpu}"
         )
-    source = f"--tpu={tpu}"
-    if tpu == AUTO:
-        tpu, node, source = _tpu_of_environment(environ, root)
-        tpu_zone = tpu_zone or node.get("zone")
-        tpu_project = tpu_project or node.get("project")
-    tpu = _checked_tpu(tpu, source)
-    if (tpu_zone or tpu_project) and (tpu == LOCAL or tpu.startswith(GRPC)):
+    if backend == "jax":
+        workers = workers or hosts_of_slice(environ)
+        tpu, node, source = _tpu_of_jax(tpu, environ, root)
+    elif workers:
+        raise ConfigError(
+            f"--tpu={tpu} with a {workers.source} of {len(workers.addresses)} workers: one process drives a whole TPU "
+            f"slice. Start one process and unset {workers.source}, or remove --tpu. "
+            f"Received workers: {', '.join(workers.addresses)}"
+        )
+    else:
+        tpu, node, source = _tpu_of_tensorflow(tpu, environ, root)
+    zone, project = tpu_zone or node.get("zone"), tpu_project or node.get("project")
+    if (zone or project) and (tpu == LOCAL or tpu.startswith(GRPC)):
         raise ConfigError(
             f"A zone and a project look up a TPU by name, and {tpu} is not a name. "
-            f"Received: {source}, tpu_zone={tpu_zone}, tpu_project={tpu_project}. Remove the two."
+            f"Received: {source}, tpu_zone={zone}, tpu_project={project}. Remove the two."
         )
     if tpu == LOCAL and not local_chips(root):
         raise ConfigError(
             f"This machine has no TPU: no {root}dev/accel* and no {root}dev/vfio/<number>. Looked for: {source}. "
             "Run on a TPU VM (in a container, pass its devices on), name a TPU with --tpu=NAME, or leave out --tpu."
         )
-    return Target(tpu, tpu_zone or None, tpu_project or None, None, None, source, evaluation)
+    return Target(tpu, zone or None, project or None, None, workers, source, evaluation)
 
 
 def local_chips(root: str = "/") -> list[str]:
@@ -167,6 +130,31 @@ def local_chips(root: str = "/") -> list[str]:
 
 
 # --- flags and environment ---
+
+
+def _tpu_of_tensorflow(tpu: str, environ: Mapping[str, str], root: str) -> tuple[str, dict[str, str], str]:
+    """What --tpu means, with what TPU_CONFIG says of zone and project, and how it was found."""
+    if tpu != AUTO:
+        return _checked_tpu(tpu, f"--tpu={tpu}"), {}, f"--tpu={tpu}"
+    tpu, node, source = _tpu_of_environment(environ, root)
+    return _checked_tpu(tpu, source), node, source
+
+
+def _tpu_of_jax(tpu: str, environ: Mapping[str, str], root: str) -> tuple[str, dict[str, str], str]:
+    """The same for JAX, which knows this machine's own chips only."""
+    source = f"--tpu={tpu}"
+    if tpu == AUTO:
+        tpu, _, source = _tpu_of_environment(environ, root)
+        if local_chips(root):  # whatever name they have
+            return LOCAL, {}, f"{len(local_chips(root))} chips on this machine"
+    if tpu != LOCAL:
+        raise ConfigError(
+            "JAX drives the TPU chips of the machine that it runs on, and none over the network: run the same command "
+            "with --tpu=local on every host of the slice (`gcloud compute tpus tpu-vm ssh NAME --worker=all "
+            "--command=...`, `scripts/launch`), or leave out --backend=jax. "
+            f"Received: {source}"
+        )
+    return LOCAL, {}, source
 
 
 def _tpu_of_environment(environ: Mapping[str, str], root: str) -> tuple[str, dict[str, str], str]:
@@ -206,7 +194,7 @@ def parse_grpc(tpu: str) -> tuple[tuple[str, int], ...]:
     """(host, port) of each worker in "grpc://host[:port],...", or ConfigError where one is no address."""
     addresses = []
     for entry in tpu.split(","):
-        match = _HOST_PORT.fullmatch(entry.strip().removeprefix(GRPC))
+        match = HOST_PORT.fullmatch(entry.strip().removeprefix(GRPC))
         if not match or not 0 < int(match["port"] or _GRPC_PORT) < 2**16:
             raise ConfigError(f"'{entry}' is not {GRPC}HOST[:PORT]. Received: {tpu}")
         addresses.append((match["host"], int(match["port"] or _GRPC_PORT)))
@@ -221,80 +209,3 @@ def _is_ip(host: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _cluster_of_environment(environ: Mapping[str, str]) -> tuple[Workers | None, Evaluation]:
-    """The workers that train together (None: this process trains alone, or not at all), and who evaluates."""
-    for variable, types in _CLUSTERS.items():
-        if text := environ.get(variable):
-            return _parse_cluster(variable, text, types)
-    return None, "here"
-
-
-def _parse_cluster(variable: str, text: str, types: Mapping[str, str]) -> tuple[Workers | None, Evaluation]:
-    """Reads a variable strictly, since TensorFlow waits for ever for a worker that a typo made.
-
-    The evaluator may stand in the cluster, as Vertex AI has it, or, as TensorFlow has it, only be a task: then the
-    others do not know of it.
-    """
-
-    def refuse(reason: str) -> ConfigError:
-        return ConfigError(f"{variable} {reason}. Received: {text}")
-
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise refuse(f"is not JSON ({error})") from error
-    cluster = (config.get("cluster") or {}) if isinstance(config, dict) else None
-    if not isinstance(cluster, dict):
-        job = next(iter(types))
-        raise refuse(f'is not {{"cluster": {{"{job}": ["host:port", ...]}}, "task": {{"type": "{job}", "index": 0}}}}')
-    tasks = _tasks(cluster, types, refuse)
-    task = config.get("task")
-    job, index = (str(task.get("type")), str(task.get("index"))) if isinstance(task, dict) else ("", "")
-    role = types[job] if job in types else None
-    if role == _EVALUATOR and index == "0" and role not in tasks:
-        return None, "only"
-    if not tasks:
-        return None, "here"
-    everyone = [address for addresses in tasks.values() for address in addresses]
-    several = any(len(tasks[one]) > 1 for one in ("chief", _EVALUATOR) if one in tasks)
-    if several or len(set(everyone)) < len(everyone):
-        raise refuse("must name one chief at most, one evaluator at most, and each address once")
-    if role not in tasks or not index.isdecimal() or int(index) >= len(tasks[role]):
-        raise refuse("must name this process by task.type and task.index, as it stands in the cluster")
-    if role == _EVALUATOR:
-        return None, "only"
-    return _workers(tasks, role, int(index), variable), "elsewhere" if _EVALUATOR in tasks else "here"
-
-
-def _tasks(
-    cluster: Mapping[str, object], types: Mapping[str, str], refuse: Callable[[str], ConfigError]
-) -> dict[str, list[str]]:
-    """The addresses of those jobs that have any, by what the job means."""
-    tasks: dict[str, list[str]] = {}
-    for job, addresses in cluster.items():
-        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
-            raise refuse(f'needs a list of "host:port" for {job}')
-        if not addresses:
-            continue
-        if job not in types:
-            raise refuse(f"has tasks of type {job}, where it can have {', '.join(types)}")
-        if types[job] == "ps":
-            raise refuse(
-                f"has tasks of type {job}: parameter servers are for training without synchronisation, and here every "
-                "step waits for all workers. Leave them out"
-            )
-        tasks[types[job]] = addresses
-    return tasks
-
-
-def _is_address(text: object) -> bool:
-    return ":" in str(text) and bool(_HOST_PORT.fullmatch(str(text)))
-
-
-def _workers(tasks: Mapping[str, list[str]], role: str, index: int, source: str) -> Workers | None:
-    """The processes that train; None where it is one."""
-    jobs = tuple((job, len(tasks[job])) for job in _TRAINING_JOBS if job in tasks)
-    addresses = tuple(address for job, _ in jobs for address in tasks[job])
-    return Workers(addresses, addresses.index(tasks[role][index]), jobs, source) if len(addresses) > 1 else None

@@ -89,6 +89,10 @@ class Stops:
             with contextlib.suppress(RuntimeError):  # no more threads: the stop matters more
                 threading.Thread(target=notify, args=(reason,), name="stop-requested", daemon=True).start()
 
+    def end(self, message: str) -> None:
+        """Ends the process with exit code 75 where it can neither go on nor save; does not return."""
+        self._leave(message, _CLEAN_UP_SECS)
+
     def remaining_secs(self) -> float | None:
         """Seconds until the process is ended; None without a request."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

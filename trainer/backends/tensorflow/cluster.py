@@ -11,17 +11,17 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import signal
 import socket
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from trainer import diagnose, tpu_node
+from trainer import diagnose, proxy, tpu_node
 from trainer.cluster import Cluster, MakeBatches
 from trainer.errors import ConfigError, RetryError
-from trainer.hardware import GRPC, LOCAL, Target, Workers, local_chips
+from trainer.hardware import GRPC, LOCAL, Target, local_chips
 from trainer.watchdog import Watchdog
+from trainer.workers import Workers
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -70,6 +70,11 @@ class StrategyCluster(Cluster):
 
     def local(self, value: typing.Any) -> list[typing.Any]:
         return list(self.strategy.experimental_local_results(value))
+
+
+def locate(target: Target, *, timeout_secs: float) -> Target:
+    """`target` as it is: one process drives a whole slice, and `connect` looks up where its hosts are."""
+    return target
 
 
 def connect(target: Target, *, connect_timeout_secs: float) -> Cluster:
@@ -128,7 +133,7 @@ def _connect_tpu(tf: typing.Any, target: Target, watchdog: Watchdog) -> Cluster:
     for host, port in addresses:
         watchdog.waiting_for = f"the TPU worker {host}:{port} to answer"
         probe(host, port)
-    _bypass_proxy([host for host, _ in addresses])
+    proxy.bypass([host for host, _ in addresses])
     with _translated(tf, f"Cannot use the TPU of {where}"):
         watchdog.waiting_for = f"the TPU worker {where} to take a gRPC session"
         tf.config.experimental_connect_to_cluster(resolver)
@@ -152,7 +157,7 @@ def _connect_workers(tf: typing.Any, workers: Workers, replicas: int | None, tim
             f"--replicas={replicas} with a {workers.source} of {len(workers.addresses)} workers and no GPU: "
             "MultiWorkerMirroredStrategy uses one CPU device a worker. Remove --replicas and start more workers."
         )
-    _bypass_proxy([address.split(":")[0] for address in workers.addresses])
+    proxy.bypass([address.split(":")[0] for address in workers.addresses])
     others = ", ".join(a for i, a in enumerate(workers.addresses) if i != workers.index)
     _limit_registration(workers, timeout_secs)
     job, index = workers.task
@@ -287,13 +292,6 @@ def probe(host: str, port: int, *, timeout_secs: float | None = None) -> None:
         raise RetryError(f"The TPU worker {host}:{port} closes connections at once. Run again when it is up.")
     if frame[3:4] != bytes([_HTTP2_SETTINGS]):
         raise ConfigError(f"{host}:{port} is no TPU worker: it does not speak gRPC. Received: {frame!r}")
-
-
-def _bypass_proxy(hosts: Sequence[str]) -> None:
-    # gRPC takes http_proxy for TPU workers and peers too, and hangs on it. no_grpc_proxy is read by gRPC alone, in
-    # place of no_proxy: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
-    bypassed = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
-    os.environ["no_grpc_proxy"] = ",".join(filter(None, [bypassed, *hosts]))
 
 
 # --- errors ---

@@ -19,6 +19,7 @@ import re
 import threading
 import typing
 import urllib.parse
+from collections.abc import Mapping
 
 import rsa  # comes with oauth2client, which comes with cloud-tpu-client
 
@@ -56,13 +57,16 @@ class TpuApi:
 
     A node named '403' or '503' gets that answer.
 
+    As the metadata server of a TPU VM it also tells `attributes` of the instance.
+
     Attributes:
       url: of the server.
       asked: names ('projects/…/nodes/…') that were looked up, in order.
     """
 
-    def __init__(self, nodes: Nodes):
+    def __init__(self, nodes: Nodes, attributes: Mapping[str, str] | None = None):
         self.nodes = nodes
+        self.attributes = {f"instance/attributes/{name}": text for name, text in (attributes or {}).items()}
         self.asked: list[str] = []
         api = self
 
@@ -113,7 +117,8 @@ class TpuApi:
         if path == "/discovery":
             return 200, self._discovery_document()
         if match := re.fullmatch(r"/computeMetadata/v1/(.+)", path):
-            return (200, _METADATA[match[1]]) if match[1] in _METADATA else (404, "")
+            told = _METADATA | self.attributes
+            return (200, told[match[1]]) if match[1] in told else (404, "")
         if not (match := re.fullmatch(r"/v1/(projects/([^/]+)/locations/([^/]+)/nodes/([^/]+))", path)):
             return 404, ""
         self.asked.append(match[1])

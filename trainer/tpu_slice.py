@@ -66,7 +66,8 @@ def _ask(host: str, attribute: str, timeout_secs: float) -> str | None:
         if error.code == 404:
             return None
         raise RetryError(f"The metadata server does not tell {attribute}: {error}. Run again") from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, socket.gaierror | ConnectionRefusedError):  # not on Google Cloud
+    except OSError as error:  # URLError is one, and a server that falls silent another
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, socket.gaierror | ConnectionRefusedError):  # not on Google Cloud
             return None
-        raise RetryError(f"The metadata server does not tell {attribute}: {error.reason}. Run again") from error
+        raise RetryError(f"The metadata server does not tell {attribute}: {reason}. Run again") from error

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import os
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -20,6 +22,8 @@ from trainer.hardware import Target
 from trainer.watchdog import Watchdog
 from trainer.workers import Workers
 
+_STDOUT = 1
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshCluster(Cluster):
@@ -33,7 +37,9 @@ class MeshCluster(Cluster):
         if self.num_workers == 1:
             return list(values)
         words = np.asarray(values, np.int64).view(np.int32)  # JAX has no 64 bits
-        gathered = np.asarray(_gather(batches.place(self.mesh, [words[None]] * len(self.mesh.local_devices))))
+        gathered = np.asarray(
+            _gather(batches.place(self.mesh, [words[None]] * len(self.mesh.local_devices)), self.mesh)
+        )
         first_of_process = [index for index, device in enumerate(self.mesh.devices) if _is_first(device, self.mesh)]
         return [int(total) for total in gathered[first_of_process].view(np.int64).sum(axis=0)]
 
@@ -65,6 +71,7 @@ class MeshCluster(Cluster):
         if not self.peers.part(failed=False):
             raise RetryError(f"{self.peers.lost}. The same command does what is left to do")
         jax.distributed.shutdown()
+        self.peers.close()
         if self.service is not None:
             self.service.end()
 
@@ -94,6 +101,9 @@ def connect(target: Target, *, connect_timeout_secs: float) -> MeshCluster:
     visible.check(target, jax.local_devices())
     _check_order(target.workers)
     made = _of(devices)
+    if peers is not None and made.kind == "cpu":
+        with _stdout_set_aside():  # gloo says whom it has met in the middle of what we say
+            made.agree([0])
     description = _described(made, target) + visible.memory_note(made.kind)
     evaluated = target.evaluation == "elsewhere"
     if evaluated:
@@ -168,8 +178,22 @@ def _meet(workers: Workers, timeout_secs: float) -> tuple[muster.Peers, coordina
     return peers, service
 
 
-def _gather(words: jax.Array) -> jax.Array:
-    return jax.jit(jnp.asarray, out_shardings=NamedSharding(words.sharding.mesh, PartitionSpec()))(words)
+@contextlib.contextmanager
+def _stdout_set_aside() -> Iterator[None]:
+    """Sends to nobody what C++ writes to the standard output."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(_STDOUT), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, _STDOUT)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _gather(words: jax.Array, mesh: Mesh) -> jax.Array:
+    return jax.jit(jnp.asarray, out_shardings=NamedSharding(mesh, PartitionSpec()))(words)
 
 
 def _is_first(device: jax.Device, mesh: Mesh) -> bool:

@@ -8,7 +8,6 @@ It writes its port to its standard output, and ends with its standard input: at 
 """
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -30,10 +29,10 @@ class Service:
         """Starts it; what it imports takes a moment, in which the others may come."""
         command = [sys.executable, "-m", __name__, str(num_processes)]
         pipe = subprocess.PIPE
-        # Its log tells of what the processes tell themselves. A session of its own, for Ctrl-C is for the chief.
-        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # A session of its own, for Ctrl-C is for the chief; no log, which tells what the processes tell themselves and
+        # would keep the chief's own open behind it.
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, start_new_session=True, env=environ
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         )
 
     def port(self) -> int:
@@ -70,7 +69,7 @@ def join(coordinator: str, index: int, num_processes: int) -> None:
         num_processes: how many there are.
     """
     from jax._src import distributed
-    from jax._src.lib import _jax
+    from jaxlib import _jax
 
     client = _jax.get_distributed_runtime_client(
         coordinator,

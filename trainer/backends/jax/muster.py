@@ -30,7 +30,7 @@ _MISSING = "not every worker came within --connect_timeout_secs={:g}: {}. Start 
 _MAX_BYTES = 4096  # at once; who sends longer lines is none of us
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Line:
     """A connection to another process, read line by line."""
 
@@ -72,6 +72,7 @@ class Peers:
         self._lines, self._is_chief = lines, 0 not in lines
         self._changed = threading.Condition()
         self._parting = threading.Event()
+        self._watcher: threading.Thread | None = None
 
     def watch(self, on_loss: Callable[[str], None]) -> None:
         """Watches from a thread of its own.
@@ -79,7 +80,8 @@ class Peers:
         Args:
             on_loss: called with what to tell the user once a process is lost and this one has not begun to part soon.
         """
-        threading.Thread(target=self._watch, args=(on_loss,), name="lifelines", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=(on_loss,), name="lifelines", daemon=True)
+        self._watcher.start()
 
     def part(self, *, failed: bool) -> bool:
         """Tells the others that this process ends, and waits until they do; True if all have finished.
@@ -101,6 +103,16 @@ class Peers:
             self._tell(word)
         return not failed and all(line.word == word for line in self._lines.values())
 
+    def close(self) -> None:
+        """Hangs up, once all have parted."""
+        for line in self._lines.values():
+            with contextlib.suppress(OSError):  # hung up already
+                line.socket.shutdown(socket.SHUT_RDWR)
+        if self._watcher is not None:
+            self._watcher.join()
+        for line in self._lines.values():
+            line.socket.close()
+
     def _tell(self, text: str) -> None:
         for line in self._lines.values():
             if line.is_open:
@@ -120,7 +132,7 @@ class Peers:
                 for index, line in self._lines.items():
                     if line.is_open and time.monotonic() - line.heard_at > _SILENCE_SECS:
                         self._close(index, f"has said nothing for {_SILENCE_SECS:g} s", on_loss)
-                    if not line.is_open and line.socket.fileno() in selector.get_map():
+                    if not line.is_open and line.socket in selector.get_map():
                         selector.unregister(line.socket)
 
     def _hear(self, index: int, on_loss: Callable[[str], None]) -> None:
@@ -180,7 +192,7 @@ def receive(addresses: Sequence[str], *, timeout_secs: float, serve: Callable[[]
     deadline = time.monotonic() + timeout_secs
     host, _, port = addresses[0].rpartition(":")
     there: dict[int, _Line] = {}
-    with _listen(int(port)) as server, selectors.DefaultSelector() as selector:
+    with _listen(int(port)) as server, selectors.DefaultSelector() as selector, contextlib.ExitStack() as failing:
         selector.register(server, selectors.EVENT_READ)
         while len(there) < len(addresses) - 1:
             if time.monotonic() >= deadline:
@@ -188,11 +200,16 @@ def receive(addresses: Sequence[str], *, timeout_secs: float, serve: Callable[[]
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                 if key.fileobj is server:
                     connection, (caller, *_) = server.accept()
+                    failing.enter_context(connection)
                     selector.register(connection, selectors.EVENT_READ, _Line(connection, caller))
                 elif not _is_welcome(key.data, there, addresses):
                     selector.unregister(key.fileobj)
                     key.data.socket.close()
-    coordinator = f"{host}:{serve()}"
+        coordinator = f"{host}:{serve()}"
+        failing.pop_all()
+        for key in selector.get_map().values():
+            if key.data is not None and key.data not in there.values():
+                key.data.socket.close()
     for line in there.values():
         line.send(json.dumps({"coordinator": coordinator}))
     return Peers(there, coordinator)

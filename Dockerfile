@@ -1,6 +1,7 @@
 # Images of the trainer, one a kind of hardware:
 #
-#   docker build --build-arg=HARDWARE=tpu --tag=REGISTRY/trainer:1.0-tpu .     # cpu (default), gpu or tpu
+#   docker build --build-arg=HARDWARE=tpu --tag=REGISTRY/trainer:1.0-tpu .     # cpu (default), gpu or tpu;
+#                                           jax, jax-gpu or jax-tpu for --backend=jax
 #
 # Kubernetes and Vertex AI replace CMD by the command of the job: there is no ENTRYPOINT in its way. An image with a model
 # of your own (--model=my_models.net) is two lines more: FROM REGISTRY/trainer:1.0-tpu, COPY my_models my_models.
@@ -36,6 +37,21 @@ FROM base AS tpu
 ENV NEXT_PLUGGABLE_DEVICE_USE_C_API=true \
     TF_PLUGGABLE_DEVICE_LIBRARY_PATH=/usr/local/lib/python3.11/site-packages/libtpu/libtpu.so
 RUN pip install --constraint=constraints.txt '.[tpu]' && test -f "$TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
+
+FROM base AS jax
+RUN pip install --constraint=constraints.txt '.[jax]'
+USER 1000
+
+FROM base AS jax-gpu
+RUN pip install --constraint=constraints.txt '.[jax-gpu]'
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 1000
+
+# As root, as for tpu. TensorFlow, which only reads data, is told nothing of libtpu.
+FROM base AS jax-tpu
+RUN pip install --constraint=constraints.txt '.[jax-tpu]'
 
 FROM ${HARDWARE}
 WORKDIR /app

@@ -51,6 +51,9 @@ def test_extras_have_their_names():
         "cpu",
         "gpu",
         "tpu",
+        "jax",
+        "jax-gpu",
+        "jax-tpu",
         "preflight",
         "tune",
         "hub",
@@ -75,17 +78,25 @@ def test_preflight_pins_what_its_compiler_was_written_for():
     }
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "digits", "dev", "preflight", "tune"])
+@pytest.mark.parametrize("extra", ["jax", "jax-gpu", "jax-tpu"])
+def test_the_jax_that_trains_is_the_jax_that_preflight_compiles_with(extra):
+    pins = {pin.name: str(pin.specifier) for pin in requirements(extra)}
+    shared = {"jax", "jaxlib"} | ({"libtpu"} if extra == "jax-tpu" else set())
+    assert {name: pins[name] for name in shared} == {name: f"=={compiler.VERSIONS[name]}" for name in shared}
+    assert pins["tensorflow-cpu"] == next(str(pin.specifier) for pin in requirements("cpu"))
+
+
+@pytest.mark.parametrize("extra", [None, "cpu", "jax", "jax-tpu", "digits", "dev", "preflight", "tune"])
 def test_installed_versions_are_in_the_ranges(extra):
     for requirement in requirements(*[extra] if extra else []):
         version = metadata.version(requirement.name)
         assert requirement.specifier.contains(version), f"{requirement} but {version} is installed"
 
 
-@pytest.mark.parametrize("extra", [None, "cpu", "tpu", "digits", "dev", "preflight", "tune"])
+@pytest.mark.parametrize("extra", [None, "cpu", "tpu", "jax", "jax-tpu", "digits", "dev", "preflight", "tune"])
 def test_constraints_pin_every_requirement_within_its_range(extra):
     for requirement in requirements(*[extra] if extra else []):
-        if requirement.name == "libtpu":  # tpu and preflight need different ones
+        if requirement.name == "libtpu":  # tpu and the others need different ones
             assert "libtpu" not in constraints()
             continue
         version = constraints()[canonicalize_name(requirement.name)]

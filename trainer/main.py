@@ -32,7 +32,7 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
 
         return checkup.run(settings)
     catalog.check_local(settings.dataset, settings.data_dir)
-    packages.check_packages(wants_tpu=settings.tpu is not None)
+    packages.check_packages(wants_tpu=settings.tpu is not None, backend=settings.backend)
     packages.quieten_libraries(for_machines=settings.log_format == "json")
     from trainer import experiment
 

@@ -15,13 +15,15 @@ PROBE_SECS = 8.0  # for one worker: below the limit of the check, so that it can
 _PARALLEL_PROBES = 32
 
 
-def _resolve(case: Case) -> hardware.Target:
+def resolve(case: Case) -> hardware.Target:
+    """What flags and environment mean; ConfigError where they are refused."""
     config = case.config
     return hardware.resolve(
         tpu=config.tpu,
         tpu_zone=config.tpu_zone,
         tpu_project=config.tpu_project,
         replicas=config.replicas,
+        backend=config.backend,
         environ=case.environ,
         root=case.root,
     )
@@ -30,14 +32,14 @@ def _resolve(case: Case) -> hardware.Target:
 def target_of(case: Case) -> hardware.Target | None:
     """What flags and environment mean; None where they are refused, which `target` says."""
     try:
-        return _resolve(case)
+        return resolve(case)
     except ConfigError:
         return None
 
 
 def target(case: Case) -> Iterator[Finding]:
     """What --tpu, --replicas and TF_CONFIG mean here; the port of this worker, and names of its peers."""
-    found = _resolve(case)
+    found = resolve(case)
     if found.workers is None:
         role = "evaluator: " if found.evaluation == "only" else ""
         yield passed("target", f"{role}{found.source} -> {found.tpu or 'GPUs, else the CPU'}")
@@ -47,7 +49,8 @@ def target(case: Case) -> Iterator[Finding]:
     for index, address in enumerate(found.workers.addresses):
         host, _, port = address.rpartition(":")
         if index == found.workers.index:
-            yield from _own_port(int(port), source)
+            if index == 0 or not case.is_jax:  # on JAX all meet at the chief's
+                yield from _own_port(int(port), source)
             continue
         try:
             socket.getaddrinfo(host, int(port))
@@ -169,11 +172,11 @@ def _replicas(case: Case) -> tuple[tuple[int, ...], str]:
         of_worker = (min(gpus, found.replicas or gpus) if gpus else found.replicas) or 1
         if found.workers is not None:
             count = len(found.workers.addresses)
-            return (count * (of_worker if gpus else 1),), f"{count} workers of {found.workers.source}"
+            return (count * (of_worker if gpus or case.is_jax else 1),), f"{count} workers of {found.workers.source}"
         return (of_worker,), f"{gpus} GPUs" if gpus else "CPU"
     if found.tpu == hardware.LOCAL:
-        tpus = case.facts.get("tpus", 0)
-        return ((tpus,), "chips of this machine") if tpus else ((), "TensorFlow sees no TPU device")
+        tpus, of = case.facts.get("tpus", 0), "JAX" if case.is_jax else "TensorFlow"
+        return ((tpus,), "chips of this machine") if tpus else ((), f"{of} sees no TPU device")
     kind = case.facts.get("node_type")
     if kind is None:
         return (), "how many replicas the TPU has is known once it is connected"

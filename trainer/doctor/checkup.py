@@ -46,6 +46,8 @@ def first_round() -> list[Check]:
         Check("packages", "TensorFlow build", packages.tensorflow_build, QUICK_SECS),
         Check("packages", "requirements", packages.requirements, QUICK_SECS),
         Check("packages", "TensorFlow", computes.computes, IMPORT_SECS, computes.computes_unfinished),
+        Check("packages", "JAX versions", packages.jax_versions, QUICK_SECS),
+        Check("packages", "JAX", computes.computes_jax, IMPORT_SECS, computes.computes_jax_unfinished),
         Check("machine", "TPU chips", machine.chips, QUICK_SECS),
         Check("machine", "page size", machine.page_size, QUICK_SECS),
         Check("machine", "memory", machine.memory, QUICK_SECS),

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 
 from trainer.doctor import machine
@@ -35,8 +36,13 @@ _LEADS_TO = {
     "TRAINER_ALERT_URL": "alert_url, where neither flag nor file gives one",
     "XLA_FLAGS": "flags of XLA; one that it does not know aborts the process at the first compilation",
     "TF_XLA_FLAGS": "flags of TensorFlow's XLA bridge; one that it does not know aborts the process",
-    "JAX_PLATFORMS": "of JAX; TensorFlow does not read it",
-    "KERAS_BACKEND": "the trainer sets tensorflow",
+    "JAX_PLATFORMS": "what --backend=jax may compute on; TensorFlow does not read it",
+    "TPU_WORKER_HOSTNAMES": "of GKE: the hosts of this TPU slice, on each of which --backend=jax runs a process",
+    "TPU_WORKER_ID": "of GKE: which of them this one is",
+    "MEGASCALE_NUM_SLICES": "TPU slices that work together; the trainer uses one",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false: JAX takes GPU memory as it needs it; else most of it at once",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "how much of a GPU's memory JAX takes at once",
+    "KERAS_BACKEND": "--backend replaces it",
     "KERAS_HOME": "where Keras reads keras.json",
     "TF_USE_LEGACY_KERAS": "tf.keras is Keras 2",
     "GOOGLE_APPLICATION_CREDENTIALS": "credentials for gs:// and the Cloud TPU API",
@@ -87,9 +93,11 @@ def _problems(case: Case, there: Mapping[str, str]) -> Iterator[tuple[str, Findi
     if "TMPDIR" in there and not os.path.isdir(there["TMPDIR"]):
         what = f"there is no directory {there['TMPDIR']}: {machine.staging_directory(case.environ)} is taken instead"
         yield "TMPDIR", warned("TMPDIR", what, "Make it, or unset TMPDIR")
-    if there.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        what = f"{there['KERAS_BACKEND']} has no effect: the trainer runs Keras on TensorFlow"
-        yield "KERAS_BACKEND", warned("KERAS_BACKEND", what, "Unset it")
+    if there.get("KERAS_BACKEND", config.backend) != config.backend:
+        what = f"{there['KERAS_BACKEND']} has no effect: --backend says what Keras computes with, {config.backend} here"
+        yield "KERAS_BACKEND", warned("KERAS_BACKEND", what, "Unset it, or give --backend")
+    if case.is_jax:
+        yield from _problems_of_jax(case, there)
     if there.get("TF_USE_LEGACY_KERAS") in _IS_SET:
         what = "tf.keras is Keras 2 then, and its layers do not fit into the models of the trainer"
         yield "TF_USE_LEGACY_KERAS", warned("TF_USE_LEGACY_KERAS", what, "Unset it")
@@ -98,6 +106,24 @@ def _problems(case: Case, there: Mapping[str, str]) -> Iterator[tuple[str, Findi
         yield "GOOGLE_AUTH_TOKEN_FOR_TESTING", warned("GOOGLE_AUTH_TOKEN_FOR_TESTING", what, "Unset it")
     if config.data_dir and there.get("TFDS_DATA_DIR", config.data_dir) != config.data_dir:
         yield "TFDS_DATA_DIR", passed("TFDS_DATA_DIR", f"{there['TFDS_DATA_DIR']} - not read, --data_dir wins")
+
+
+def _problems_of_jax(case: Case, there: Mapping[str, str]) -> Iterator[tuple[str, Finding]]:
+    platforms = {name.strip() for name in there.get("JAX_PLATFORMS", "").split(",") if name.strip()}
+    remedy = "Unset it: --tpu and --replicas say what to compute on"
+    if platforms and case.config.tpu is not None and "tpu" not in platforms:
+        what = f"{there['JAX_PLATFORMS']} keeps JAX from the TPU that --tpu asks for"
+        yield "JAX_PLATFORMS", failed("JAX_PLATFORMS", what, remedy)
+    if platforms and case.config.tpu is None and not platforms & {"cpu", "cuda", "gpu"}:
+        what = f"{there['JAX_PLATFORMS']} leaves nothing to train on without --tpu"
+        yield "JAX_PLATFORMS", failed("JAX_PLATFORMS", what, remedy)
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", there.get("XLA_FLAGS", ""))
+    if forced and int(forced[1]) != (case.config.replicas or 1):
+        what = f"its {forced[1]} CPU devices have no effect: --replicas says how many, {case.config.replicas or 1} here"
+        yield "XLA_FLAGS", warned("XLA_FLAGS", what, "Take --xla_force_host_platform_device_count out, give --replicas")
+    if case.config.tpu is None and there.get("TPU_WORKER_HOSTNAMES"):
+        what = "this is a host of a TPU slice, and the run is told to take GPUs or the CPU"
+        yield "TPU_WORKER_HOSTNAMES", warned("TPU_WORKER_HOSTNAMES", what, "Add --tpu")
 
 
 def keras_json(case: Case) -> Iterator[Finding]:

@@ -58,8 +58,19 @@ class Case:
     def wants_own_chips(self) -> bool:
         """Whether --tpu means the chips of this machine, whether there are any or not."""
         if self.config.tpu == TPU_OF_THIS_ENVIRONMENT:
-            return not any(self.environ.get(name) for name in NAMES_OF_TPU)
+            return self.is_jax or not any(self.environ.get(name) for name in NAMES_OF_TPU)
         return self.config.tpu == LOCAL
+
+    @property
+    def is_jax(self) -> bool:
+        """Whether the run is to compute with JAX."""
+        return self.config.backend == "jax"
+
+    @property
+    def extra(self) -> str:
+        """The extra of setup.cfg for this run, as far as flags tell."""
+        prefix, kind = ("jax-", "jax") if self.is_jax else ("", "cpu")
+        return f"{prefix}tpu" if self.wants_own_chips else kind
 
 
 @dataclasses.dataclass(frozen=True)

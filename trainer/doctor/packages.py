@@ -7,9 +7,9 @@ import os
 import pathlib
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 
-from trainer.doctor.findings import Case, Finding, failed, passed, warned
+from trainer.doctor.findings import Case, Finding, failed, passed, skipped, warned
 from trainer.errors import ConfigError
 
 # tensorflow-tpu aborts the process on import with this libtpu or a later one (seen for 0.0.32 to 0.0.52).
@@ -20,21 +20,44 @@ _OURS = "keras-tpu-trainer"
 _SETUP_CFG = pathlib.Path(__file__).parents[2] / "setup.cfg"
 
 
-def check_packages(*, wants_tpu: bool) -> None:
+def check_packages(*, wants_tpu: bool, backend: str = "tensorflow", environ: Mapping[str, str] = os.environ) -> None:
     """Looks at installed packages only by their metadata.
 
+    Args:
+        wants_tpu: whether the run is for a TPU.
+        backend: of Keras.
+        environ: environment variables.
+
     Raises:
-        ConfigError: no TensorFlow, or a libtpu on which importing TensorFlow would abort the process.
+        ConfigError: no TensorFlow or no JAX, or a libtpu on which importing TensorFlow would abort the process.
     """
     if importlib.util.find_spec("tensorflow") is None:
-        extra = "tpu" if wants_tpu else "cpu"
-        raise ConfigError(f"TensorFlow is not installed. Run: pip install '.[{extra}]' (or [cpu], [gpu], [tpu])")
+        extras = {"tensorflow": "tpu" if wants_tpu else "cpu", "jax": "jax-tpu" if wants_tpu else "jax"}
+        others = {"tensorflow": "[cpu], [gpu], [tpu]", "jax": "[jax], [jax-gpu], [jax-tpu]"}
+        raise ConfigError(
+            f"TensorFlow is not installed. Run: pip install '.[{extras[backend]}]' (or {others[backend]})"
+        )
+    if backend == "jax":
+        _check_jax(wants_tpu, environ)
     libtpu = _numbers("libtpu")
     if version_of("tensorflow-tpu") and libtpu and libtpu >= FIRST_BROKEN_LIBTPU:
         received = ".".join(map(str, libtpu))
         raise ConfigError(
             f"importing tensorflow-tpu aborts with libtpu {received}. Run: pip install 'libtpu>=0.0.14,<0.0.32'"
         )
+
+
+def _check_jax(wants_tpu: bool, environ: Mapping[str, str]) -> None:
+    extra = "jax-tpu" if wants_tpu else "jax"
+    if not all(map(importlib.util.find_spec, ("jax", "jaxlib"))):
+        raise ConfigError(f"JAX is not installed. Run: pip install '.[{extra}]' (or [jax], [jax-gpu], [jax-tpu])")
+    if version_of("tensorflow-tpu"):
+        raise ConfigError(
+            "tensorflow-tpu would take the chips from JAX, and needs another libtpu; with --backend=jax TensorFlow "
+            f"only reads data. Run: pip uninstall -y tensorflow-tpu libtpu, then pip install '.[{extra}]'"
+        )
+    if wants_tpu and version_of("libtpu") is None and not environ.get("TPU_LIBRARY_PATH"):
+        raise ConfigError("JAX reaches a TPU through libtpu, which is not installed. Run: pip install '.[jax-tpu]'")
 
 
 def quieten_libraries(*, for_machines: bool = False) -> None:
@@ -72,10 +95,10 @@ def python(case: Case) -> Iterator[Finding]:
 
 def tensorflow_build(case: Case) -> Iterator[Finding]:
     """One build of TensorFlow, in range, that suits what --tpu asks for, with a libtpu on which it can be imported."""
-    name, extra = "TensorFlow build", "tpu" if case.wants_own_chips else "cpu"
+    name, extra = "TensorFlow build", case.extra
     there = {build: version for build in _BUILDS if (version := version_of(build))}
     try:
-        check_packages(wants_tpu=case.config.tpu is not None)
+        check_packages(wants_tpu=case.config.tpu is not None, backend=case.config.backend, environ=case.environ)
     except ConfigError as error:
         cause, _, remedy = str(error).partition(". Run: ")
         yield failed(name, cause, remedy)
@@ -91,17 +114,27 @@ def tensorflow_build(case: Case) -> Iterator[Finding]:
         yield warned(name, "TensorFlow is there, and pip knows of no build that it supports", "pip install an extra")
         return
     [build] = there
-    if case.wants_own_chips and build != "tensorflow-tpu":
+    if case.wants_own_chips and not case.is_jax and build != "tensorflow-tpu":
         yield failed(name, f"{found} has no TPU support, and this machine's own chips are asked for", anew)
         return
     libtpu = f", libtpu {version_of('libtpu') or 'of the machine'}" if build == "tensorflow-tpu" else ""
-    yield from _in_range(_BUILDS[build], f"{found}{libtpu}", name)
+    yield from in_range(_BUILDS[build], f"{found}{libtpu}", name)
+
+
+def jax_versions(case: Case) -> Iterator[Finding]:
+    """jax, jaxlib and libtpu against each other: what the extra for this hardware pins is what the trainer knows."""
+    if not case.is_jax:
+        yield skipped("JAX versions", "the run computes with TensorFlow")
+        return
+    names = ("jax", "jaxlib", *(["libtpu"] if case.wants_own_chips else []))
+    there = [f"{name} {version}" for name in names if (version := version_of(name))]
+    yield from in_range(case.extra, ", ".join(there), "JAX versions", only=names)
 
 
 def requirements(case: Case) -> Iterator[Finding]:
     """Keras, cloud-tpu-client and whatever else is required always, against its range."""
     versions = [f"{name} {version_of(name)}" for name in ("keras", "cloud-tpu-client", "tensorflow-datasets")]
-    yield from _in_range("", ", ".join(versions), "requirements")
+    yield from in_range("", ", ".join(versions), "requirements")
 
 
 # --- versions ---
@@ -126,8 +159,15 @@ def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def _in_range(extra: str, what: str, name: str) -> Iterator[Finding]:
-    """A failure for each requirement that is missing or out of its range: of an extra, or with "" of those of all."""
+def in_range(extra: str, what: str, name: str, only: Container[str] | None = None) -> Iterator[Finding]:
+    """A failure for each requirement that is missing or out of its range.
+
+    Args:
+        extra: whose requirements; "" for those of all.
+        what: to say where none is.
+        name: of the finding.
+        only: the packages to look at; None for all.
+    """
     from packaging.requirements import Requirement
 
     wrong = False
@@ -135,6 +175,8 @@ def _in_range(extra: str, what: str, name: str) -> Iterator[Finding]:
         marker = requirement.marker
         is_of_extras = marker is not None and "extra" in str(marker)
         if is_of_extras != bool(extra) or (marker is not None and not marker.evaluate({"extra": extra})):
+            continue
+        if only is not None and requirement.name not in only:
             continue
         version = version_of(requirement.name)
         if version is not None and requirement.specifier.contains(version, prereleases=True):

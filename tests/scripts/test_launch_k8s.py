@@ -260,6 +260,40 @@ def test_evaluator_is_a_job_of_its_own(launch: Launch):
     assert (len(worker.workers.addresses), worker.workers.index) == (2, 1)
 
 
+def test_a_slice_of_several_hosts_has_a_pod_on_each(launch: Launch):
+    items = launch("--slice=tpu7x-64", "--", "--backend=jax")
+    assert options_there(items)["tpu"] == "local" and options_there(items)["connect_timeout_secs"] == 1800
+    item = items[1]
+    assert item["kind"] == "JobSet" and item["metadata"]["annotations"] == {
+        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+    }
+    [spec] = job_specs(item)
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (8, 8, "Indexed")
+    pod = pod_of(item)
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu7x",
+        "cloud.google.com/gke-tpu-topology": "2x4x4",
+    }
+
+
+def test_the_pods_of_a_slice_find_each_other(launch: Launch, tmp_path: pathlib.Path):
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/0").touch()
+    item = launch("--slice=v5e-16", "--", "--backend=jax")[1]
+    for index in range(4):
+        environ = variables(pod_of(item), task_index=index)
+        found = hardware.resolve(tpu="local", backend="jax", environ=environ, root=f"{tmp_path}/")
+        assert found.workers is not None and found.workers.index == index
+        assert found.workers.addresses[0] == "digits-worker-0-0.digits:2222" and len(found.workers.addresses) == 4
+
+
+def test_a_slice_of_one_host_is_a_job_on_jax_too(launch: Launch):
+    item = launch("--slice=tpu7x-8", "--", "--backend=jax")[1]
+    assert item["kind"] == "Job"
+    assert pod_of(item)["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+
+
 def test_queue_is_told_where_kueue_looks(launch: Launch):
     label = {"kueue.x-k8s.io/queue-name": "research"}
     for kind, options in KINDS.items():
@@ -282,6 +316,12 @@ def test_alert_url_comes_from_a_secret(launch: Launch, refusal: Callable[..., st
         (["--slice=v5e-16"], "--slice=v5e-16 has 4 hosts"),
         (["--slice=v2-8"], "GKE has no nodes with v2"),
         (["--slice=tpu7x-8"], "TensorFlow does not run on tpu7x"),
+        (["--slice=tpu7x-8"], "or --backend=jax"),
+        (["--slice=v5e-16"], "Use --backend=jax"),
+        (["--slice=v5e-16", "--workers=2", "--", "--backend=jax"], "a pod on each of its hosts"),
+        (["--slice=v5e-16", "--schedule=@daily", "--", "--backend=jax"], "one of --slice and --schedule"),
+        (["--slice=v5e-16", "--evaluator", "--", "--backend=jax"], "Add --workers=2"),
+        (["--slice=v3-32", "--", "--backend=jax"], "use v4 or later"),
         (["--slice=v5e-7"], "did you mean 'v5e-8'"),
         (["--slice=v5e-8", "--gpus=1"], "--gpus has no effect with --slice"),
         (["--slice=v5e-8", "--workers=2"], "one process drives a whole slice"),

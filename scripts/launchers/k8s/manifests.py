@@ -26,6 +26,8 @@ _SECS_OF_HOUR = 3600
 # https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/#starting-deadline
 _STARTING_DEADLINE_SECS = 3600
 _KEPT_JOBS = 3  # of a CronJob, of those that succeeded and of those that failed: their logs stay as long
+# https://jobset.sigs.k8s.io/docs/tasks/ (exclusive job placement)
+_IN_ONE_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
 Object = dict[str, Any]
 
@@ -59,6 +61,10 @@ def _about(settings: Settings, values: Mapping[str, Any]) -> list[str]:
     if settings.tpu:
         lines.append(
             "- GKE (from 1.28 on) gives the pod its chips and TPU_* variables. It runs as root, whose the chips are."
+        )
+    if settings.tpu and settings.is_slice_of_hosts:
+        lines.append(
+            f"- A pod on each of the {settings.tpu.num_hosts} hosts of {settings.tpu.name}; they meet at the first."
         )
     if settings.kind == "jobset":
         lines.append("- The cluster needs JobSet, https://jobset.sigs.k8s.io; TF_CONFIG is made of its host names.")
@@ -145,7 +151,11 @@ def _job_set(settings: Settings, values: Mapping[str, Any]) -> Object:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": _metadata(settings, settings.name, queued=True),
+        "metadata": {
+            **_metadata(settings, settings.name, queued=True),
+            # All pods of a slice in one node pool, which is the slice.
+            **({"annotations": _IN_ONE_POOL} if settings.is_slice_of_hosts else {}),
+        },
         "spec": {
             **_suspended(settings),
             "network": {"enableDNSHostnames": True, "subdomain": settings.name},
@@ -226,7 +236,7 @@ def _node(settings: Settings) -> Object:
 def _container(settings: Settings, task: str | None) -> Object:
     chips: Mapping[str, int] = {}  # Kubernetes takes them whole: what is requested is the limit too
     if settings.tpu:
-        chips = {"google.com/tpu": settings.tpu.num_chips}
+        chips = {"google.com/tpu": settings.tpu.num_chips // settings.tpu.num_hosts}
     elif settings.gpus:
         chips = {"nvidia.com/gpu": settings.gpus}
     requests = {"cpu": settings.cpu, "memory": settings.memory, "ephemeral-storage": settings.disk, **chips}

@@ -17,6 +17,7 @@ ACCELERATORS = {
     "v5e": "tpu-v5-lite-podslice",
     "v5p": "tpu-v5p-slice",
     "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
 }
 
 
@@ -54,7 +55,7 @@ class Settings:
     @property
     def kind(self) -> str:
         """The kind of object, as kubectl names it."""
-        if self.workers > 1:
+        if self.workers > 1 or self.is_slice_of_hosts:
             return "jobset"
         return "cronjob" if self.schedule else "job"
 
@@ -64,9 +65,15 @@ class Settings:
         return slices.parse(self.slice) if self.slice else None
 
     @property
+    def is_slice_of_hosts(self) -> bool:
+        """Whether the slice has several hosts, a pod on each; ConfigError as for `tpu`."""
+        return self.tpu is not None and self.tpu.num_hosts > 1
+
+    @property
     def tasks(self) -> dict[str, int]:
         """Task types of TF_CONFIG, with how many pods each has."""
-        return {"worker": self.workers, **({"evaluator": 1} if self.evaluator else {})}
+        workers = self.tpu.num_hosts if self.tpu is not None else self.workers
+        return {"worker": workers, **({"evaluator": 1} if self.evaluator else {})}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--suspend", action="store_true", help="create it suspended; --action=resume starts it")
     where = parser.add_argument_group("where")
     where.add_argument("--namespace", help="[that of the current context of kubectl]")
-    where.add_argument("--slice", help="TPU slice of one host, such as v5e-8 or v4:2x2x1")
+    where.add_argument("--slice", help="TPU slice, such as v5e-8 or v4:2x2x1; one of several hosts for backend=jax")
     where.add_argument("--gpus", type=int, default=0, help="GPUs of each pod [0]")
     where.add_argument("--gpu_type", help="GKE's name of the GPU, such as nvidia-l4 [any]")
     where.add_argument("--workers", type=int, default=1, help="pods that train together; several make a JobSet [1]")

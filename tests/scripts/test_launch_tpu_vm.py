@@ -103,6 +103,7 @@ def test_run_names_the_tpu(config: str) -> None:
             ["max_failures must be at least 1", "cache is for hosts that run the trainer"],
         ),
         (("run", *V5E, "--env_file=x", "--", *SYNTHETIC), ["env_file is for install and supervise; leave it out"]),
+        (("run", *V5E, "--", *SYNTHETIC, "--backend=jax"), ["is TensorFlow's", "'.[jax-tpu]'", "--worker=all"]),
         (("logs", *V5E, "--spot"), ["accelerator_type is for", "spot is for create and supervise"]),
         (("logs", "--name=Digits", f"--zone={ZONE}"), ["lower-case letters"]),
     ],

@@ -248,6 +248,7 @@ def test_two_dry_runs_print_the_same_and_change_nothing(capsys, tmp_path):
     ("arguments", "told"),
     [
         (["--machine_type=tpu7x-standard-4t", "--topology=2x2x1"], "TPU7x has no TensorFlow"),
+        ([*JOBS["v5e-pod"], "--", "--backend=jax"], "how Vertex AI starts JAX on each of them has not been tried"),
         (["--machine_type=ct5p-hightpu-4t"], "offers no v5p for training"),
         (["--machine_type=n1-standard-5"], "no machine type 'n1-standard-5'; did you mean"),
         (["--machine_type=ct5lp-hightpu-4t"], "topologies 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16. Received: None"),
@@ -571,3 +572,14 @@ def test_walk_through_is_there_and_the_tool_runs(tmp_path):
     done = subprocess.run([sys.executable, ROOT / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "gcloud ai custom-jobs create " in done.stdout
+
+
+@pytest.mark.parametrize(("machine", "hardware"), [([CPU], "jax"), (GPU, "jax-gpu"), (V5E, "jax-tpu")])
+def test_a_job_for_jax_takes_an_image_for_jax(capsys, machine, hardware):
+    assert launch(OUTPUT, IMAGE, "--build", *machine, "--", "--backend=jax") == 0
+    told = capsys.readouterr().out
+    assert f"docker build --build-arg=HARDWARE={hardware} " in told
+    assert "PLUGGABLE" not in told, "TensorFlow would take the chips"
+    [pool] = json.loads(pathlib.Path("out/digits.json").read_text())["workerPoolSpecs"]
+    assert "--backend=jax" in pool["containerSpec"]["args"]
+    assert ("--tpu=local" in pool["containerSpec"]["args"]) == (hardware == "jax-tpu")

@@ -215,6 +215,12 @@ def _problems_of_run(job: Job, machine: Machine) -> list[str]:
         problems.append(f"data_dir is missing, the directory on gs:// that holds {config.dataset}")
     if config.tpu not in (None, config_lib.TPU_OF_THIS_ENVIRONMENT):
         problems.append(f"tpu is {machine.name} itself; leave it out. Received: {config.tpu}")
+    if config.backend == "jax":
+        problems.append(
+            "what is installed and started here is TensorFlow's. For --backend=jax install '.[jax-tpu]' on every host "
+            "of the TPU and start the trainer with --tpu=local on all of them (`tpu-vm ssh --worker=all`), or use "
+            "scripts/launch k8s. Received: backend=jax"
+        )
     told = {**job.values, **Remote.trainer_flags(machine)}
     filled = {name: f"<{name}>" for name in FILLED}
     problems += config_lib.inspect(filled, told)[1]

@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_scheduling(parser)
 
 
+_JAX_IMAGES = {"cpu": "jax", "gpu": "jax-gpu", "tpu": "jax-tpu"}  # by the kind of machine, see ./Dockerfile
+
+
 def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     when = parser.add_argument_group("when")
     when.add_argument(
@@ -101,7 +104,7 @@ def launch(job: Job, options: argparse.Namespace, actions: Actions) -> None:
         actions.note(textwrap.fill(note, _WIDTH))
     path = actions.write(f"{job.name}.json", _json(content if by_gcloud else specs.body(job, options, content)))
     if options.build:
-        _build(options, machine, actions)
+        _build(job, options, machine, actions)
     if options.schedule:
         _schedule(job, options, path, actions)
     elif by_gcloud:
@@ -132,12 +135,14 @@ def _notes(job: Job, options: argparse.Namespace, machine: Machine, study: study
             "Several VMs: the image must be made from Vertex AI's tf-tpu-pod-base and keep its ENTRYPOINT. The newest "
             "Python there is 3.10; install 3.11 into it. This has not been run."
         )
-    if machine.v6e:
+    if machine.v6e and job.config.backend != "jax":
         yield (
             "v6e: one of Google's pages wants tf-nightly 2.18 or later there, another says that TensorFlow is not "
             "supported from v6e on. This has not been run."
         )
-    if machine.pjrt:
+    if machine.pjrt and job.config.backend == "jax":
+        yield "The image must be one for JAX, HARDWARE=jax-tpu of ./Dockerfile: in it TensorFlow knows of no chips."
+    elif machine.pjrt:
         # "TensorFlow training on TPU v5e requires the PJRT runtime": "Training with TPU accelerators".
         yield (
             "The image must set NEXT_PLUGGABLE_DEVICE_USE_C_API and TF_PLUGGABLE_DEVICE_LIBRARY_PATH, as that of "
@@ -158,10 +163,11 @@ def _notes(job: Job, options: argparse.Namespace, machine: Machine, study: study
             yield "A finished model_dir stays finished: for a new run each time, make it a series, --run_id='{date}'."
 
 
-def _build(options: argparse.Namespace, machine: Machine, actions: Actions) -> None:
+def _build(job: Job, options: argparse.Namespace, machine: Machine, actions: Actions) -> None:
     if options.image:
         actions.note("The image, from this checkout; docker must be allowed to push: gcloud auth configure-docker HOST")
-        actions.run(["docker", "build", f"--build-arg=HARDWARE={machine.kind}", f"--tag={options.image}", "."])
+        hardware = _JAX_IMAGES[machine.kind] if job.config.backend == "jax" else machine.kind
+        actions.run(["docker", "build", f"--build-arg=HARDWARE={hardware}", f"--tag={options.image}", "."])
         actions.run(["docker", "push", options.image])
     else:
         actions.note("The package, from this checkout; pip install build")

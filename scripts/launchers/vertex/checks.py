@@ -157,6 +157,11 @@ def _about_machine(job: Job, options: argparse.Namespace, machine: Machine) -> I
             "Vertex AI takes one pool of one replica for TPUs; leave out workers and evaluator, and take a larger "
             "slice by --topology, or --accelerator=TPU_V3:32"
         )
+    if machine.hosts > 1 and job.config.backend == "jax":
+        yield (
+            f"this slice has {machine.hosts} VMs, and how Vertex AI starts JAX on each of them has not been tried: take "
+            "a slice of one, or GKE (scripts/launch k8s --slice=...)"
+        )
     if machine.pjrt and options.package:
         yield f"there is no prebuilt container for {options.machine_type}; use --image instead of --package"
     if machine.hosts > 1 and options.strategy == "spot":

@@ -73,7 +73,7 @@ _TOPOLOGIES: Mapping[str, Mapping[str, int]] = {
     )
 }
 _REFUSED = {
-    "tpu7x": "TPU7x has no TensorFlow (Vertex AI offers it for JAX); take ct5lp-* (v5e), or cloud-tpu (v2, v3)",
+    "tpu7x": "TPU7x has no TensorFlow; for JAX, use it on GKE (scripts/launch k8s), or take ct5lp-* (v5e)",
     "ct5p": "Vertex AI offers no v5p for training; take ct5lp-* (v5e), or scripts/launch tpu-vm or k8s",
     "ct4p": "Vertex AI offers no v4 for training; take ct5lp-* (v5e), or scripts/launch tpu-vm",
 }

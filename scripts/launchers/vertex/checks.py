@@ -159,7 +159,7 @@ def _about_machine(job: Job, options: argparse.Namespace, machine: Machine) -> I
         )
     if machine.hosts > 1 and job.config.backend == "jax":
         yield (
-            f"this slice has {machine.hosts} VMs, and how Vertex AI starts JAX on each of them has not been tried: take "
+            f"this slice has {machine.hosts} VMs; how Vertex AI starts JAX on each of them has not been tried: take "
             "a slice of one, or GKE (scripts/launch k8s --slice=...)"
         )
     if machine.pjrt and options.package:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -83,3 +84,14 @@ def state_of(model_dir: pathlib.Path) -> dict:
     from trainer.checkpoints import store
 
     return dict(store.load(str(model_dir)).arrays)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of loopback that nobody has, all different."""
+    sockets = [socket.socket() for _ in range(number)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports

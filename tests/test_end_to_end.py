@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import devices
-from tests.conftest import GUARD_SECS, ROOT, Trainer, metrics_of, state_of
+from tests.conftest import GUARD_SECS, ROOT, Trainer, free_ports, metrics_of, state_of
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +114,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(
 def test_two_workers_end_with_the_same_weights(
     one_replica: tuple[pathlib.Path, str], trainer: Trainer, tmp_path: pathlib.Path
 ) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     workers = []
     for index in range(2):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -136,16 +135,6 @@ def _assert_same_run(model_dir: pathlib.Path, expected_dir: pathlib.Path) -> Non
     ours = {(r["step"], key): v for r in metrics_of(model_dir) for key, v in r.items()}
     theirs = {(r["step"], key): v for r in metrics_of(expected_dir) for key, v in r.items()}
     assert ours == pytest.approx(theirs, abs=1e-5)
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def test_export_serves_what_was_trained(

@@ -190,7 +190,7 @@ class Engine:
     def _same(self, array: np.ndarray) -> jax.Array:
         """`array` on every device of the mesh, those of other processes too, which do the same."""
         sharding = NamedSharding(self.mesh, _SAME)
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ()])
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or (...,)])
 
     def _apart(self, array: np.ndarray, aggregation: str = "sum") -> jax.Array:
         """Shares of the replicas [N, ...] that come to `array` over all of them."""

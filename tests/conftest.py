@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from trainer import backend
+
 ROOT = pathlib.Path(__file__).parent.parent
 GUARD_SECS = 300  # ends a process that hangs; no test depends on how long anything takes
 
@@ -35,7 +37,8 @@ class Trainer:
 
     def command(self, *flags: str) -> list[str]:
         """The command line; flags given later win."""
-        return [sys.executable, "-m", "trainer.main", "--dataset=digits", f"--data_dir={self.data_dir}", *flags]
+        run = [sys.executable, "-m", "trainer.main", f"--backend={backend.chosen()}"]
+        return [*run, "--dataset=digits", f"--data_dir={self.data_dir}", *flags]
 
     def start(self, *flags: str, environ: dict[str, str] | None = None, cwd: pathlib.Path = ROOT) -> subprocess.Popen:
         """A running process with its output on pipes."""

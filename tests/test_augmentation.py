@@ -184,6 +184,14 @@ def test_the_device_does_arithmetic_only():
         assert slow not in program, slow
 
 
+@pytest.mark.parametrize("option", [{"flip": "horizontal"}, {"random_erasing": 0.5}, {"mixup": 0.2}])
+def test_one_operation_alone_is_given_all_numbers(images, option) -> None:
+    settings = config(**option)
+    [columns] = numbers.columns(augmentation.of(settings)).values()
+    x, y = augmentation.prepare(settings, SPEC)((images, np.zeros(BATCH, "int32"), drawn(columns)))
+    assert x.shape == images.shape and (np.asarray(x) != images).any() and len(y) == BATCH
+
+
 def test_options_are_those_of_the_data_side():
     assert options._FLIPS == augment.FLIPS and options.MOST_MAGNITUDE == rand_augment.MOST
     assert augmentation.of(config()) == dataclasses.replace(augment.NONE, rand_augment_magnitude=9.0)

@@ -171,8 +171,8 @@ def _box(height: int, width: int, top: Any, bottom: Any, left: Any, right: Any) 
 
 def _split(values: Any, widths: Sequence[int]) -> list[Any]:
     """[b, sum of widths] to parts of these widths."""
-    ends = list(itertools.accumulate(widths))
-    return ops.split(values, ends[:-1], axis=1)
+    ends = itertools.accumulate(widths)
+    return [values[:, end - width : end] for width, end in zip(widths, ends, strict=True)]
 
 
 def _like(values: Any, images: Any) -> Any:

@@ -127,3 +127,39 @@ def test_json_is_valid_where_numbers_are_not() -> None:
     assert values["step"] == 7
     assert values["suspects"] == [{"shard": "shard-0", "index": 3}]
     assert values["gradient_norms"]["head/kernel"] == "nan"
+
+
+class Masked(keras.Model):
+    """Calls its layers itself: in a graph of Keras masks go beside the tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = keras.layers.Embedding(5, 2, mask_zero=True)
+        self.mean = keras.layers.GlobalAveragePooling1D()
+
+    def call(self, tokens: tf.Tensor) -> tf.Tensor:
+        return self.mean(self.embedding(tokens))
+
+
+def test_masks_of_layers_are_kept() -> None:
+    model = Masked()
+    batch = np.array([[1, 2, 0], [3, 0, 0]], "int32"), np.ones((2, 2), "float32")
+    loss = float(np.mean((np.asarray(model(batch[0])) - 1) ** 2))
+    model.compile("sgd", "mse")
+    assert _examine(model, batch, records=[]).loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_norms_are_those_of_the_gradients_of_any_rank() -> None:
+    image = keras.Input((6, 6, 1))
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(2, 3, name="conv")(image))
+    model = keras.Model(image, keras.layers.Dense(1, name="head")(x))
+    model.compile("sgd", "mse")
+    x, y = np.random.default_rng(0).normal(size=(4, 6, 6, 1)).astype("float32"), np.ones((4, 1), "float32")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    wanted = [
+        np.linalg.norm(gradient) for gradient in tape.gradient(loss, [v.value for v in model.trainable_variables])
+    ]
+    found = _examine(model, (x, y), records=[]).gradient_norms
+    assert [*found] == ["conv/kernel", "conv/bias", "head/kernel", "head/bias"]
+    np.testing.assert_allclose(list(found.values()), wanted, rtol=1e-5)

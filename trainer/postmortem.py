@@ -100,7 +100,7 @@ def examine(
     losses = [found.loss for found in passes if found.loss is not None]
     gradients = [found.gradients for found in passes]
     means = {name: sum(each[name] for each in gradients) / len(gradients) for name in gradients[0]}
-    norms = {name: float(ops.norm(mean)) for name, mean in means.items()}
+    norms = {name: float(ops.sqrt(ops.sum(ops.square(mean)))) for name, mean in means.items()}
     suspects: list[Record] = []
     rows = 0
     for share, found in zip(shares, passes, strict=True):

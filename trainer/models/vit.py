@@ -142,7 +142,7 @@ class ClassToken(keras.layers.Layer):
         return batch, tokens + 1, width
 
 
-@keras.saving.register_keras_serializable(package=_blocks.PACKAGE)
+@keras.saving.register_keras_serializable(package=_blocks.PACKAGE, name="PatchPositions")  # of texts: Positions
 class Positions(keras.layers.Layer):
     """Adds to each token what tells where it stands.
 

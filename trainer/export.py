@@ -1,22 +1,30 @@
-"""SavedModel of a trained model: raw inputs in, logits (and probabilities) out, no code of ours needed to serve it."""
+"""What a trained model is taken away as: a SavedModel, raw inputs in, logits (and probabilities) out, no code of ours
+needed to serve it; and beside it a file of Keras, to go on from with any of its backends."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from data.spec import Array, Spec
-from trainer import storage, tasks
+from trainer import backend, storage, tasks
 
 # What every loader of a SavedModel reads first.
 MARK = "saved_model.pb"
+# The model as Keras saves it; loaders of a SavedModel do not look at it.
+KERAS = "model.keras"
+
+_log = logging.getLogger(__name__)
 
 
 def save(model: keras.Model, spec: Spec, directory: str) -> str:
     """Writes `model` (built outside any strategy) to `directory`, whole or not at all, and returns it.
 
-    Its one signature is `serving_default`, see `serving`. On gs:// a directory is replaced object by object: from when
+    Its one signature is `serving_default`, see `serving`. `model.keras` is beside it, without the optimizer, unless the
+    model cannot be written down so, which is a warning. On gs:// a directory is replaced object by object: from when
     the old one's `saved_model.pb` is removed until the new one's is there, there is no export, never a mixed one.
 
     Raises:
@@ -33,18 +41,25 @@ def is_there(directory: str) -> bool:
 
 def _save(model: keras.Model, spec: Spec, directory: str) -> None:
     serve, signature = serving(model, spec)
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serving_default", serve, input_signature=signature)
     part = f"{directory}.part"
     storage.remove_directory(part)
-    archive.write_out(part, verbose=False)
+    backend.part("export").write(model, serve, signature, part)
+    _save_keras(model, f"{part}/{KERAS}")
     storage.replace_directory(part, directory, MARK)
+
+
+def _save_keras(model: keras.Model, path: str) -> None:
+    try:
+        model.save(path)
+    except (NotImplementedError, TypeError, ValueError) as error:  # what Keras raises of a class that tells no config
+        _log.warning("the export has no %s, as Keras cannot write %s down: %s", KERAS, type(model).__name__, error)
+        if tf.io.gfile.exists(path):
+            tf.io.gfile.remove(path)
 
 
 def serving(
     model: keras.Model, spec: Spec, batch: int | None = None
-) -> tuple[Callable[..., dict[str, tf.Tensor]], list[tf.TensorSpec]]:
+) -> tuple[Callable[..., dict[str, Any]], list[tf.TensorSpec]]:
     """The function that an export serves, and its signature for a batch size that is free or given.
 
     One input a feature, of the dataset's dtype and shape (a single one is called `image` for images, `tokens` for
@@ -56,11 +71,11 @@ def serving(
     asked = [name for name in arrays if name not in given]
     signature = [tf.TensorSpec((batch, *arrays[name].shape), arrays[name].dtype, name=name) for name in asked]
 
-    def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    def serve(*tensors: Any) -> dict[str, Any]:
         features = dict(zip(asked, tensors, strict=True))
         for name, value in given.items():
-            shape = (tf.shape(tensors[0])[0], *arrays[name].shape)
-            features[name] = tf.fill(shape, tf.constant(value, arrays[name].dtype))
+            shape = (ops.shape(tensors[0])[0], *arrays[name].shape)
+            features[name] = ops.full(shape, value, arrays[name].dtype)
         outputs = model(features if isinstance(spec.inputs, Mapping) else tensors[0], training=False)
         return _named(outputs, spec)
 
@@ -73,7 +88,7 @@ def _input_name(array: Array) -> str:
     return "image" if len(array.shape) == 3 else "input"
 
 
-def _named(outputs: Any, spec: Spec) -> dict[str, tf.Tensor]:
+def _named(outputs: Any, spec: Spec) -> dict[str, Any]:
     if isinstance(outputs, Mapping):
         return dict(outputs)
     if isinstance(outputs, list | tuple):

@@ -119,3 +119,14 @@ def check_steps(model: keras.Model) -> None:
                 f"{method}(state, data), which returns (logs, state). Received: {method}({', '.join(given)}). Write it "
                 "so, leave it to Keras and write compute_loss, or use --backend=tensorflow"
             )
+
+
+@contextlib.contextmanager
+def portable_attention() -> Iterator[None]:
+    """Where attention is traced for any platform. Keras would choose the kernels of the device that is here."""
+    chosen = keras_nn._can_use_flash_attention
+    keras_nn._can_use_flash_attention = lambda *args, **kwargs: False
+    try:
+        yield
+    finally:
+        keras_nn._can_use_flash_attention = chosen

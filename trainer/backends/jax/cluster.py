@@ -102,8 +102,7 @@ def connect(target: Target, *, connect_timeout_secs: float) -> MeshCluster:
     _check_order(target.workers)
     made = _of(devices)
     if peers is not None and made.kind == "cpu":
-        with _stdout_set_aside():  # gloo says whom it has met in the middle of what we say
-            made.agree([0])
+        _keep_stdout_to_python()
     description = _described(made, target) + visible.memory_note(made.kind)
     evaluated = target.evaluation == "elsewhere"
     if evaluated:
@@ -178,18 +177,14 @@ def _meet(workers: Workers, timeout_secs: float) -> tuple[muster.Peers, coordina
     return peers, service
 
 
-@contextlib.contextmanager
-def _stdout_set_aside() -> Iterator[None]:
-    """Sends to nobody what C++ writes to the standard output."""
+def _keep_stdout_to_python() -> None:
+    """Gives `sys.stdout` a descriptor of its own: gloo writes to the usual one, in C++, whom it has met."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(_STDOUT), os.open(os.devnull, os.O_WRONLY)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = open(os.dup(_STDOUT), "w", buffering=1, encoding=encoding, errors=errors)  # noqa: SIM115
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, _STDOUT)
-    try:
-        yield
-    finally:
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
-        os.close(nowhere)
+    os.close(nowhere)
 
 
 def _gather(words: jax.Array, mesh: Mesh) -> jax.Array:

@@ -64,7 +64,7 @@ POINTS = {
     + ["after lease.acquire", "RunDir.start"],
     "restore": ["reading"],
     "train": ["loop"],
-    "evaluate": ["Replicated.evaluate", "before Replicated._run", "after Replicated._run"],
+    "evaluate": ["Replicated.evaluate", "before Engine.test", "after Engine.test"],
     "save": ["bundle.write", "reading", "after bundle.verify", "before storage.replace", "after storage.replace"]
     + ["before storage.remove", "after storage.remove", "before storage.remove_directory"],
     "export": ["before export.save", "saved_model.save", "before storage.replace_directory", "after export.save"],

@@ -151,7 +151,7 @@ def instrument(teller: Teller, records: str) -> None:
         (storage, "replace_directory"),
         (module("trainer.callbacks.records").Records, "flush"),
         (tf.saved_model, "save"),
-        (replicated.Replicated, "_run"),
+        *((module("trainer.backend").part("engine").Engine, name) for name in ("train", "test")),
         (os, "replace"),
         (os, "fsync"),
         (tf.io.gfile, "rename"),

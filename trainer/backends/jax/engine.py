@@ -196,7 +196,7 @@ class Engine:
         """Shares of the replicas [N, ...] that come to `array` over all of them."""
         zeros = np.zeros_like(array) if aggregation == "sum" else array
 
-        def share(index: tuple) -> np.ndarray:
+        def share(index: Any) -> np.ndarray:
             return (array if (index[0].start or 0) == 0 else zeros)[None]
 
         sharding = NamedSharding(self.mesh, _APART)

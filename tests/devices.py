@@ -5,4 +5,4 @@ from trainer import cluster, hardware
 
 def one_replica() -> cluster.Cluster:
     """This machine's CPU."""
-    return cluster.connect(hardware.resolve(tpu=None, replicas=1, environ={}), connect_timeout_secs=60)
+    return cluster.connect(hardware.resolve(tpu=None, environ={}), connect_timeout_secs=60)

@@ -244,7 +244,9 @@ class Engine:
         array = np.asarray(value)
         metrics = {id(v): index for index, v in enumerate(self.step.groups["metrics"])}
         if isinstance(variable, _Own):
-            self._held[variable.group] = [self._same(array) if variable.group == "kept" else self._apart(array)]
+            # Each replica has to know that it has counted.
+            counts = functools.partial(self._apart, array / self.mesh.size, "mean")
+            self._held[variable.group] = [self._same(array) if variable.group == "kept" else counts()]
         elif id(variable) in metrics:
             self._held["metrics"][metrics[id(variable)]] = self._apart(array, variable.aggregation)
         else:

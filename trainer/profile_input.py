@@ -138,7 +138,7 @@ class StageTimer:
             return
         for _ in range(count):
             for array in self._arrays(next(iterator)):
-                array.block_until_ready()
+                getattr(array, "block_until_ready", lambda: None)()  # of JAX; NumPy's is there
 
     def _make_loop(self, iterator: Iterator, count: tf.Tensor) -> tf.Tensor:
         def body(done: tf.Tensor) -> tf.Tensor:

@@ -63,7 +63,7 @@ class Outcome:
 class Engine(Protocol):
     """A model on the devices of a backend: all that a backend does for a run, beside its `Cluster`.
 
-    Made by the backend's `engine.Engine(model, devices, batch_spec, xla=, microbatches=, remat=, prepare=)`, see
+    Made by the backend's `engine.Engine(model, devices, xla=, microbatches=, remat=, prepare=)`, see
     `Replicated`. What it calls a variable is one of Keras or one of `own`.
     """
 
@@ -159,7 +159,7 @@ class Replicated:
             internals.build(model, batch_spec)
             self._global_seed = internals.global_seed()
         self.engine: Engine = backend.part("engine").Engine(
-            model, devices, batch_spec, xla=xla, microbatches=microbatches, remat=remat, prepare=prepare
+            model, devices, xla=xla, microbatches=microbatches, remat=remat, prepare=prepare
         )
 
     def run_train_loop(self, iterator: Iterator, steps: int) -> Trained:

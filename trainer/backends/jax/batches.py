@@ -1,5 +1,6 @@
 """Batches from tf.data onto the devices, ahead of the step that needs them."""
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -51,8 +52,9 @@ class PlacedIterator:
         self._stopped = threading.Event()
         self._error: BaseException | None = None
         arguments = (self._queue, self._stopped, mesh, shares)
-        threading.Thread(target=_fill, args=arguments, name="batches", daemon=True).start()
-        weakref.finalize(self, self._stopped.set)
+        thread = threading.Thread(target=_fill, args=arguments, name="batches", daemon=True)
+        thread.start()
+        weakref.finalize(self, _stop, self._queue, self._stopped, thread)
 
     def __iter__(self) -> "PlacedIterator":
         return self
@@ -70,6 +72,15 @@ class PlacedIterator:
     def is_ready(self) -> bool:
         """Whether the next batch is on the devices, so that asking for it does not wait."""
         return not self._queue.empty()
+
+
+def _stop(batches: queue.Queue, stopped: threading.Event, thread: threading.Thread) -> None:
+    """Lets the thread end, and waits for it: at the end of the process it must not be in the middle of JAX."""
+    stopped.set()
+    with contextlib.suppress(queue.Empty):
+        while True:
+            batches.get_nowait()
+    thread.join(_LOOK_SECS)
 
 
 def _fill(batches: queue.Queue, stopped: threading.Event, mesh: Mesh, shares: Iterator[Any]) -> None:

@@ -45,7 +45,6 @@ class Engine:
         self,
         model: keras.Model,
         devices: MeshCluster,
-        batch_spec: tuple,
         *,
         xla: bool,
         microbatches: int,
@@ -229,11 +228,14 @@ class Engine:
         return self._own
 
     def read(self, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        metrics, counts = self._all_shares(self._held["metrics"], self._held["counts"])
+        places = {id(variable): index for index, variable in enumerate(self.step.groups["metrics"])}
+        metrics: list[jax.Array] = []
+        counts: list[jax.Array] = []
+        if any(isinstance(v, _Own) or id(v) in places for v in variables.values()):  # all processes ask together
+            metrics, counts = self._all_shares(self._held["metrics"], self._held["counts"])
         held = {"kept": self._held["kept"], "counts": counts}
-        shares = {id(v): value for v, value in zip(self.step.groups["metrics"], metrics, strict=True)}
         arrays: dict[str, jax.Array] = {
-            name: held[v.group][0] if isinstance(v, _Own) else shares[id(v)] if id(v) in shares else v.value
+            name: held[v.group][0] if isinstance(v, _Own) else metrics[places[id(v)]] if id(v) in places else v.value
             for name, v in variables.items()
         }
         for array in arrays.values():

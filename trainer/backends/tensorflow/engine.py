@@ -31,7 +31,6 @@ class Engine:
         self,
         model: keras.Model,
         devices: StrategyCluster,
-        batch_spec: tuple,
         *,
         xla: bool,
         microbatches: int,

@@ -174,6 +174,9 @@ def test_who_stops_together_is_not_told_of_losses(
     for process in processes[1:]:
         hang_up(process)
     assert not chief.result(GUARD_SECS)
+    for thread in threading.enumerate():
+        if thread.name == "lost":  # would tell
+            thread.join(GUARD_SECS)
     assert not told.text
 
 

@@ -20,7 +20,12 @@ _LOOK_SECS = 1.0
 
 
 def place(mesh: Mesh, shares: Sequence[Any]) -> Any:
-    """One global batch of the shares of this process' replicas, each on its device."""
+    """One global batch of the shares of this process' replicas, each on its device.
+
+    On one CPU alone it stays NumPy: it is there already, and a step takes it sooner than JAX makes an array of it.
+    """
+    if mesh.size == 1 and mesh.local_devices[0].platform == "cpu":
+        return shares[0]
     sharding, devices = NamedSharding(mesh, PartitionSpec(REPLICAS)), mesh.local_devices
 
     def placed(*parts: Any) -> jax.Array:

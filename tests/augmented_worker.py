@@ -58,7 +58,7 @@ def train(run: Assembly, begin: int, end: int) -> dict[str, np.ndarray]:
 def loss_of_postmortem(run: Assembly) -> float | None:
     """What a post-mortem finds for step 0: it does the step again, outside of the strategy."""
     alone = run.inputs.train_batches(run.plan, tf.distribute.InputContext(), 0)
-    shares = [run.prepared(share) for share in alone.take(run.plan.num_replicas)]
+    shares = [run.prepared(share) for share in alone.take(run.plan.num_replicas).as_numpy_iterator()]
     copy = run.copy(run.compiled_model())
     return postmortem.examine(copy, shares, [], {}, step=0, learning_rate=0.1).loss
 

@@ -35,6 +35,9 @@ from trainer.watch.stopping import Stops
 
 _NOTHING_NEW = "nothing new in the data since the last run of {} that finished: nothing to do"
 
+# Modes that neither train nor use a checkpoint, as those left do.
+_ON_DEVICES = {inputs.PROFILING: measure_input, inputs.SWEEPING: sweep_lr}
+
 _log = logging.getLogger(__name__)
 
 
@@ -54,10 +57,10 @@ def run(
         TrainerError, DataError: anything its user can mend, before or while it happens.
     """
     clock = Clock(started)
-    source = models.find(config.model, config.model_options)
+    start = _Start(config, origins, argv, clock, models.find(config.model, config.model_options), stops)
     if config.mode in inputs.REHEARSING_MODES:
         stops.when = f"during {config.mode}"
-        _rehearse(config, clock, source, stops)
+        _rehearse(start)
         return
     target = hardware.resolve(
         tpu=config.tpu,
@@ -71,20 +74,42 @@ def run(
         workers = {"worker_index": target.workers.index, "num_workers": len(target.workers.addresses)}
         logs.configure(config.log_format, redact=redact, **workers)
     _refuse_idle_evaluator(target, config)
-    if target.evaluation == "only":
-        stops.when = "while it evaluated"
-        _follow(config, origins, clock, source, stops, target)
-        return
-    tries, trains = config.mode in inputs.TRYING_MODES, config.mode in inputs.TRAINING_MODES
     if config.mode == inputs.PROFILING:
         _refuse_several_machines(target)
+    if target.evaluation == "only":
+        stops.when = "while it evaluated"
+        _follow(start, target)
+    else:
+        _run_on(start, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """What a start of this program is given, as `run` has it."""
+
+    config: Config
+    origins: Mapping[str, Mapping[str, str]]
+    argv: Sequence[str]
+    clock: Clock
+    source: models.ModelSource
+    stops: Stops
+
+    def connect(self, target: hardware.Target) -> cluster.Cluster:
+        with self.clock.measure("connecting"):
+            return cluster.connect(target, connect_timeout_secs=self.config.connect_timeout_secs)
+
+
+def _run_on(start: _Start, target: hardware.Target) -> None:
+    """The modes that run on the devices asked for: training, trying its parts, and using what was trained."""
+    mode, stops = start.config.mode, start.stops
+    tries, trains = mode in inputs.TRYING_MODES, mode in inputs.TRAINING_MODES
     if not trains:
-        stops.when = f"during {config.mode}"
+        stops.when = f"during {mode}"
     # Trying leaves nothing of a training run behind, repaired shards neither, if it is this machine that reads them.
     with contextlib.ExitStack() as stack:
-        stack.enter_context(storage.explained(config.model_dir))
+        stack.enter_context(storage.explained(start.config.model_dir))
         elsewhere = stack.enter_context(tempfile.TemporaryDirectory()) if tries and not target.is_remote else None
-        config, of_series, read = _open(config, elsewhere)
+        config, of_series, read = _open(start.config, elsewhere)
         folder = _folder(config)
         stack.enter_context(diagnose.kept(folder.path, redact))
         _refuse_local_paths(target, config, read)
@@ -93,26 +118,22 @@ def run(
             return
         if target.is_chief and (tries or trains):
             folder.check_writable()
+        watched = None
         if trains:
-            watched = stack.enter_context(guard.watching(config, folder, clock, stops, is_chief=target.is_chief))
+            watched = stack.enter_context(guard.watching(config, folder, start.clock, stops, is_chief=target.is_chief))
             # By here, so that the guard hears what the user will hear.
             stack.enter_context(storage.explained(folder.path))
         if tries or trains:
-            read = dataclasses.replace(
-                read, services=supply.services(config), cached=supply.copies(config, read.train_shards)
-            )
-        with clock.measure("connecting"):
-            devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
-        with read.explained(), devices.watched(stops.end):
-            assembly = Assembly(config, clock, source, read, folder, devices, origins)
-            if config.mode == inputs.PROFILING:
-                measure_input(assembly)
-            elif config.mode == inputs.SWEEPING:
-                sweep_lr(assembly)
-            elif trains:
-                Train(assembly, watched, stops, argv, of_series).go()
-            else:
-                use_checkpoint(assembly)
+            services = supply.services(config)
+            read = dataclasses.replace(read, services=services, cached=supply.copies(config, read.train_shards))
+        devices = start.connect(target)
+        stack.enter_context(read.explained())
+        stack.enter_context(devices.watched(stops.end))
+        assembly = Assembly(config, start.clock, start.source, read, folder, devices, start.origins)
+        if watched is not None:
+            Train(assembly, watched, stops, start.argv, of_series).go()
+        else:
+            _ON_DEVICES.get(mode, use_checkpoint)(assembly)
 
 
 def _open(config: Config, elsewhere: str | None) -> tuple[Config, series.Series | None, inputs.AnyInputs]:
@@ -150,16 +171,16 @@ def _nothing_to_do(config: Config, folder: run_dir.RunDir, of: series.Series | N
     return None
 
 
-def _rehearse(config: Config, clock: Clock, source: models.ModelSource, stops: Stops) -> None:
+def _rehearse(start: _Start) -> None:
     """The modes that need nothing but this machine's CPU and leave nothing but their report."""
-    folder = _folder(config)
+    config, folder = start.config, _folder(start.config)
     with diagnose.kept(folder.path, redact), storage.explained(folder.path), tempfile.TemporaryDirectory() as elsewhere:
-        stops.on_exit(lambda reason: shutil.rmtree(elsewhere, ignore_errors=True))
+        start.stops.on_exit(lambda reason: shutil.rmtree(elsewhere, ignore_errors=True))
         read = inputs.open_inputs(config, cache_dir=elsewhere)
         folder.check_writable()
 
         def assemble(config: Config, devices: cluster.Cluster) -> Assembly:
-            return Assembly(config, clock, source, read, folder, devices)
+            return Assembly(config, start.clock, start.source, read, folder, devices)
 
         with read.explained():
             if config.mode == inputs.PREFLIGHT:
@@ -169,17 +190,10 @@ def _rehearse(config: Config, clock: Clock, source: models.ModelSource, stops: S
                 parity.compare_replicas(config, assemble, clusters, folder)
 
 
-def _follow(
-    config: Config,
-    origins: Mapping[str, Mapping[str, str]],
-    clock: Clock,
-    source: models.ModelSource,
-    stops: Stops,
-    target: hardware.Target,
-) -> None:
+def _follow(start: _Start, target: hardware.Target) -> None:
     """Evaluates what others train, from a directory of its own within theirs."""
-    with storage.explained(config.model_dir):
-        config, of, read = _open(config, None)
+    with storage.explained(start.config.model_dir):
+        config, of, read = _open(start.config, None)
         if of is not None and of.has_nothing_new(read.identity()):
             _log.info("%s", _NOTHING_NEW.format(of.root))
             return
@@ -188,13 +202,12 @@ def _follow(
     with (
         diagnose.kept(folder.path, redact),
         storage.explained(folder.path),
-        guard.watching(config, own, clock, stops, is_chief=True) as watched,
-        storage.explained(folder.path),  # as in `run`
+        guard.watching(config, own, start.clock, start.stops, is_chief=True) as watched,
+        storage.explained(folder.path),  # as in `_run_on`
     ):
-        with clock.measure("connecting"):
-            devices = cluster.connect(target, connect_timeout_secs=config.connect_timeout_secs)
+        devices = start.connect(target)
         with read.explained():
-            Follow(Assembly(config, clock, source, read, folder, devices, origins), watched).go()
+            Follow(Assembly(config, start.clock, start.source, read, folder, devices, start.origins), watched).go()
 
 
 def _is_finished(config: Config, folder: run_dir.RunDir) -> bool:

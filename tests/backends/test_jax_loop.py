@@ -38,7 +38,7 @@ def test_waiting_for_input_is_told_from_training(found) -> None:
 
 
 def test_devices_that_work_do_not_wait(found) -> None:
-    # The input is slower than the step, so each batch is asked for before it is there; while the step runs, nobody waits.
+    # The input is slower than the step, so each batch is asked for too early; while the step runs, nobody waits.
     both, alone = found["waits"]["slow_step"], found["waits"]["slow_step_alone"]
     assert 0.0 < both["waited"] < both["total"] - 0.8 * alone["total"]
 

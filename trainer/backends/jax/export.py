@@ -41,10 +41,9 @@ def write(model: keras.Model, serve: Callable, signature: Sequence[tf.TensorSpec
         native_serialization_platforms=_PLATFORMS,
         with_gradient=False,
     )
-    module = tf.Module()
-    module.held = [tf.Variable(keras.ops.convert_to_numpy(v.value), name=v.path, trainable=False) for v in variables]
+    held = [tf.Variable(keras.ops.convert_to_numpy(v.value), name=v.path, trainable=False) for v in variables]
     served = tf.function(
-        lambda *tensors: converted(list(module.held), *tensors), input_signature=list(signature), autograph=False
+        lambda *tensors: converted(list(held), *tensors), input_signature=list(signature), autograph=False
     )
     try:
         with internals.portable_attention():
@@ -54,4 +53,6 @@ def write(model: keras.Model, serve: Callable, signature: Sequence[tf.TensorSpec
             f"JAX cannot export {model.name} for any platform and batch size: {diagnose.short(error)}. Nothing of the "
             "run is lost: --mode=export --backend=tensorflow exports its checkpoint"
         ) from error
+    # Under the name that Keras' own archive has for them, for who loads it to look at.
+    module = tf.train.Checkpoint(variables=held)
     tf.saved_model.save(module, directory, signatures={"serving_default": traced})

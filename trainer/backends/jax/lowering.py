@@ -20,7 +20,7 @@ from trainer.backends.jax import internals as own_internals
 from trainer.backends.jax.cluster import MeshCluster
 from trainer.backends.jax.engine import Engine
 from trainer.backends.jax.internals import REPLICAS
-from trainer.backends.jax.step import SHARES
+from trainer.backends.jax.state import SHARES
 from trainer.lowered import INPUT, Lowered, LoweringError, Obstacle, about_foreign, untraceable
 from trainer.replicated import MODEL
 

@@ -14,12 +14,9 @@ import keras
 from trainer import finite, internals, precision
 from trainer.backends.jax import internals as own_internals
 from trainer.backends.jax.internals import REPLICAS
+from trainer.backends.jax.state import SHARES, State
 from trainer.forward import Forward
 from trainer.replicated import Prepare
-
-State = dict[str, list[jax.Array]]
-# Groups of the state of which each replica has its own share.
-SHARES = ("metrics", "counts")
 
 
 class Step:

@@ -68,3 +68,36 @@ def test_remat_of_a_layer_that_is_not_there() -> None:
     case = replicas_worker.Case(replicas_worker.blocks, replicas_worker.SGD, options={"remat": ["blok_*"]})
     with pytest.raises(ConfigError, match="matches no layer. Received: 'blok_.*block_0"):
         replicas_worker.make(case, one_replica())
+
+
+class Beside(keras.layers.Layer):
+    """Counts its calls in a variable that no layer knows of, and draws random numbers without a generator."""
+
+    counter: dict = {}
+
+    def call(self, x, training=False):
+        if training and self.counter:
+            self.counter["calls"].assign(self.counter["calls"] + 1)
+        return x + keras.random.uniform(keras.ops.shape(x))
+
+
+def test_a_step_of_arrays_does_not_lose_what_a_layer_assigns_beside_the_model() -> None:
+    case = replicas_worker.Case(
+        lambda: keras.Sequential([keras.Input((8, 8)), keras.layers.Flatten(), Beside(), keras.layers.Dense(10)]),
+        replicas_worker.SGD | {"learning_rate": 1e-30},
+        options={"microbatches": 2},
+    )
+    trained = replicas_worker.make(case, one_replica())
+    (name,) = [name for name in trained.state() if name.startswith("random/")]
+    seeds = [trained.state()[name].tolist()]
+    for _ in range(2):
+        trained.run_train_loop(replicas_worker.batches(case, one_replica()), 1)
+        seeds.append(trained.state()[name].tolist())
+    assert seeds[0] != seeds[1] != seeds[2], "each step draws other numbers"
+    Beside.counter["calls"] = keras.Variable(0.0, name="calls")
+    try:
+        trained = replicas_worker.make(case, one_replica())
+        with pytest.raises(ConfigError, match=r"no weights of the model.*add_weight.*Received: calls"):
+            trained.run_train_loop(replicas_worker.batches(case, one_replica()), 1)
+    finally:
+        Beside.counter.clear()

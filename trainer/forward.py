@@ -15,13 +15,13 @@ class Forward:
     """The pass of a built and compiled model without a `train_step` of its own.
 
     trainable: variables in the order of the weights. state: those in the order of the state: all that the pass may
-    change, metrics too.
+    change, metrics and what is `beside` the model too.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, beside: Sequence[keras.Variable] = ()):
         self._model = model
         self.trainable: Sequence[keras.Variable] = model.trainable_variables
-        self.state: Sequence[keras.Variable] = [*model.non_trainable_variables, *model.metrics_variables]
+        self.state: Sequence[keras.Variable] = [*model.non_trainable_variables, *model.metrics_variables, *beside]
         # Ids of the state that the pass changes; known once it has been traced.
         self.assigned: set[int] = set()
 
@@ -29,26 +29,24 @@ class Forward:
         """The scaled loss of `(x, y)`, a scalar, and the state afterwards.
 
         Raises:
-            ConfigError: a layer assigns to trainable weights while it is called.
+            ConfigError: a layer assigns to trainable weights while it is called, or to what is no weight of the model.
         """
         model = self._model
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            weights_before = [scope.get_current_value(v) for v in self.trainable]
-            before = [scope.get_current_value(v) for v in self.state]
+            assigned = internals.note_assigned(scope)
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)
             internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])
             model.compute_metrics(x, y, y_pred, sample_weight=None)
             scaled = loss * keras.ops.cast(loss_scale, loss.dtype)
-        after = [scope.get_current_value(v) for v in self.state]
-        pairs = zip(self.trainable, weights_before, strict=True)
-        if lost := [v.path for v, value in pairs if scope.get_current_value(v) is not value]:
+        kept = {id(variable) for variable in self.state}
+        if lost := sorted({variable.path for variable in assigned if id(variable) not in kept}):
             raise ConfigError(
-                "a layer assigns to trainable weights while it is called, which a step of arrays only would lose. On "
-                f"TensorFlow use --xla=off and no --microbatches; on JAX it cannot be had. Received: {', '.join(lost)}"
+                "a layer assigns, while it is called, to trainable weights or to variables that are no weights of the "
+                "model, which a step of arrays only would lose. Make them with add_weight(trainable=False); on "
+                f"TensorFlow --xla=off without --microbatches takes them too. Received: {', '.join(lost)}"
             )
-        changed = zip(self.state, before, after, strict=True)
-        self.assigned.update(id(variable) for variable, old, new in changed if new is not old)
-        return scaled, after
+        self.assigned.update(map(id, assigned))
+        return scaled, [scope.get_current_value(variable) for variable in self.state]

@@ -61,6 +61,19 @@ def note_loss(model: keras.Model, loss: Any, *, examples: Any) -> None:
     model._loss_tracker.update_state(loss, sample_weight=examples)
 
 
+def note_assigned(scope: keras.StatelessScope) -> list[keras.Variable]:
+    """A list to which each variable is added that is assigned to within the scope."""
+    assigned: list[keras.Variable] = []
+    add = scope.add_update
+
+    def noted(update: tuple) -> None:
+        assigned.append(update[0])
+        add(update)
+
+    scope.add_update = noted
+    return assigned
+
+
 @contextlib.contextmanager
 def watching_layers(
     note: Callable[[keras.layers.Layer, Any], Any],

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from trainer import internals
 from trainer.forward import Forward
 
 Tensors = list[tf.Tensor]
@@ -26,7 +27,8 @@ class FunctionalTrainStep:
     def __init__(self, model: keras.Model, *, microbatches: int, xla: bool):
         self._model = model
         self._microbatches = microbatches
-        self._forward = Forward(model)
+        # What is drawn without a generator moves on too.
+        self._forward = Forward(model, [internals.global_seed()])
         passes = self._one_pass if microbatches == 1 else self._passes
         self._forward_backward = tf.function(passes, jit_compile=True, autograph=False) if xla else passes
 

@@ -61,6 +61,7 @@ def test_extras_have_their_names():
         "text",
         "languages",
         "beam",
+        "bench",
         "dev",
     ]
 

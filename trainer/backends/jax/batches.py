@@ -26,12 +26,11 @@ def place(mesh: Mesh, shares: Sequence[Any]) -> Any:
     """
     if mesh.size == 1 and mesh.local_devices[0].platform == "cpu":
         return shares[0]
-    sharding, devices = NamedSharding(mesh, PartitionSpec(REPLICAS)), mesh.local_devices
+    sharding, devices = NamedSharding(mesh, PartitionSpec(REPLICAS)), list(mesh.local_devices)
 
     def placed(*parts: Any) -> jax.Array:
         shape = (parts[0].shape[0] * mesh.size, *parts[0].shape[1:])
-        on_devices = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
-        return jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
+        return jax.make_array_from_single_device_arrays(shape, sharding, jax.device_put(list(parts), devices))
 
     return keras.tree.map_structure(placed, *shares)
 

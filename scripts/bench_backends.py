@@ -2,7 +2,7 @@
 
     python -m scripts.bench_backends [--rounds=11] [--steps_per_loop=100] [--replicas=1] [--cases=mlp,cnn]
 
-Needs the extras cpu, jax and bench. First all contenders have to lose alike: the same weights and batches give the same
+Needs the extras jax and bench. First all contenders have to lose alike: the same weights and batches give the same
 losses over 20 steps, or the bench fails. Then they take turns, loop by loop, so that a machine whose speed drifts slows
 all of them; a ratio is the median over rounds, its spread the quartiles. Exits 1 where losses differ or a bound is
 missed.
@@ -27,13 +27,15 @@ import numpy as np
 EQUAL_STEPS, TOLERANCE = 20, 1e-4
 MOMENTUM = 0.9
 NUM_CLASSES, NUM_BATCHES = 10, 50
-# Each contender: the backend of Keras, and whether our TensorFlow engine compiles with XLA; the last one is not ours.
-PLAIN = "flax"
+# Each contender: the backend of Keras, and whether our TensorFlow engine compiles with XLA. The last two are not ours:
+# the plain loop, and the same with steps that are not finite left out by Optax, as ours leave them out.
+PLAIN, CHECKED = "flax", "flax, checked"
 CONTENDERS = {
     "tensorflow": ("tensorflow", False),
     "tensorflow xla": ("tensorflow", True),
     "jax": ("jax", False),
     PLAIN: ("jax", False),
+    CHECKED: ("jax", False),
 }
 
 
@@ -140,10 +142,10 @@ def contend(contender: str, replicas: int) -> None:
         case, steps = json.loads(line)
         if case is not None:
             run = None  # first gone, then another
-            if contender == PLAIN:
+            if contender in (PLAIN, CHECKED):
                 from scripts import bench_flax
 
-                run = bench_flax.plain(CASES[case], replicas)
+                run = bench_flax.plain(CASES[case], replicas, checked=contender == CHECKED)
             else:
                 run = ours(CASES[case], replicas, CONTENDERS[contender][1])
         begun, cpu = time.perf_counter(), time.process_time()

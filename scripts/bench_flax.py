@@ -80,13 +80,15 @@ class ResNet18(nn.Module):
 MODELS = {"mlp": Mlp, "cnn": Cnn, "resnet": ResNet18}
 
 
-def plain(case: bench.Case, replicas: int) -> bench.Run:
+def plain(case: bench.Case, replicas: int, *, checked: bool) -> bench.Run:
     """A jitted step that is given its state for good, batches as NumPy arrays, the loss read at the end of a loop."""
     if replicas > 1 and jax.config.jax_num_cpu_devices != replicas:
         jax.config.update("jax_num_cpu_devices", replicas)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     model = MODELS[case.model](case.options)
     optimizer = optax.sgd(case.learning_rate, momentum=bench.MOMENTUM)
+    if checked:
+        optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=10**6)
     variables = model.init(jax.random.key(0), jnp.zeros((1, *case.image), jnp.uint8))
     params, statistics = _with_kernels(variables["params"]), variables.get("batch_stats", {})
     state = (params, statistics, optimizer.init(params))

@@ -14,6 +14,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 GUARD_SECS = 300
 # As in jax_loop_worker.py, which imports JAX.
 STEPS, LAST_GOOD = 20, 4

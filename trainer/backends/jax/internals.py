@@ -15,6 +15,7 @@ import keras
 from keras.src.backend.jax import nn as keras_nn
 from keras.src.random import seed_generator as keras_seed_generator
 
+from trainer import internals as keras_internals
 from trainer import places
 from trainer.errors import ConfigError
 
@@ -110,7 +111,15 @@ def noting_foreign_reads() -> Iterator[dict[str, str]]:
 
 
 def check_steps(model: keras.Model) -> None:
-    """Raises ConfigError for a `train_step` or `test_step` of the model's own that is not written for JAX."""
+    """Raises ConfigError for a `train_step` or `test_step` of the model's own that is not written for JAX.
+
+    And for a second optimizer: the state that Keras hands a `train_step` there holds that of `model.optimizer` alone.
+    """
+    names = [optimizer.name for optimizer in keras_internals.optimizers(model)]
+    if len(names) > 1:
+        raise ConfigError(
+            f"Keras on JAX trains a model by one optimizer. Received: {', '.join(names)}. Use --backend=tensorflow"
+        )
     for method in ("train_step", "test_step"):
         given = list(inspect.signature(getattr(model, method)).parameters)
         if len(given) == 1:

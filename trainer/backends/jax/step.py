@@ -15,6 +15,7 @@ from trainer import finite, internals, precision
 from trainer.backends.jax import internals as own_internals
 from trainer.backends.jax.internals import REPLICAS
 from trainer.backends.jax.state import SHARES, State
+from trainer.errors import ConfigError
 from trainer.forward import Forward
 from trainer.replicated import Prepare
 
@@ -58,6 +59,11 @@ class Step:
         new = self._own(alone, data) if internals.overrides(self._model, "train_step") else self._keras(alone, data)
         failed = jax.lax.psum(self._loss_failed(new["metrics"]), REPLICAS) > 0
         noted, self._noted = self._noted, {}
+        if "norm" not in noted:
+            raise ConfigError(
+                f"the train_step of {type(self._model).__name__} does not call self.optimizer.stateless_apply, where "
+                "gradients are averaged over the replicas and checked. Update the weights by it"
+            )
         goes_on, kept = finite.judge(state["kept"][0], noted["norm"], failed, noted["scale"])
         new = _with_axis(new | {"state": self._agreed(alone["state"], new["state"])})
         chosen = {

@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tests import replicas_worker
 from tests.devices import one_replica
 from trainer import replicated
+from trainer.errors import ConfigError
 
 CASE = replicas_worker.CASES["momentum"]
 BATCH = replicas_worker.GLOBAL_BATCH
@@ -138,6 +140,33 @@ def _peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+class PastTheOptimizer(replicas_worker.OwnTrainStepOnJax):
+    """Trains by nothing."""
+
+    def train_step(self, state: tuple, data: tuple) -> tuple[dict, tuple]:
+        return {}, state
+
+
+class TwoOptimizers(replicas_worker.OwnTrainStepOnJax):
+    """As a GAN has them."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.second = keras.optimizers.SGD()
+
+
+def refused() -> dict[str, str]:
+    """What models that JAX cannot train as they are written are told."""
+    said = {}
+    for model in (replicas_worker.OwnTrainStep, PastTheOptimizer, TwoOptimizers):
+        case = replicas_worker.Case(lambda model=model: model(*replicas_worker._dense_graph()), replicas_worker.SGD)
+        try:
+            replicas_worker.make(case, DEVICES).run_train_loop(replicas_worker.batches(case, DEVICES), 1)
+        except ConfigError as error:
+            said[model.__name__] = str(error)
+    return said
+
+
 def main() -> None:
     """See above."""
     slow, quick = trained_on(slowly), trained_on(at_once)
@@ -147,6 +176,7 @@ def main() -> None:
         "steps": int(slow["optimizer/sgd/iteration"]),
         "failed": failed(),
         "growth": growth(),
+        "refused": refused(),
         "threads_left": threads_left(),
     }
     with open(sys.argv[1], "w") as file:

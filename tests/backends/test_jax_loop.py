@@ -64,3 +64,10 @@ def test_steps_keep_nothing(found) -> None:
     assert len(found["growth"]["arrays"]) == 1
     assert found["growth"]["freed"], "the state that a call was given is still there after it"
     assert found["growth"]["bytes"] < GROWTH_BYTES
+
+
+def test_what_jax_cannot_train_is_told_what_to_do(found) -> None:
+    said = found["refused"]
+    assert "train_step(state, data)" in said["OwnTrainStep"]
+    assert "does not call self.optimizer.stateless_apply" in said["PastTheOptimizer"]
+    assert "trains a model by one optimizer. Received: sgd" in said["TwoOptimizers"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import GUARD_SECS, ROOT, Trainer, metrics_of
-from trainer import config, flags
+from trainer import backend, config, flags
 from trainer.options import FIELDS
 
 FOLDER = ROOT / "recipes"
@@ -203,13 +203,14 @@ def test_one_step_uses_every_option(
     assert set(wanted) - reads_of_model.names == set(), "set, and the model does not look at it"
 
 
-def reached(recipe: Recipe, data_dir: pathlib.Path, seed: int) -> float:
+def reached(recipe: Recipe, data_dir: pathlib.Path, seed: int, on: str = backend.NAMES[0]) -> float:
     """What a whole run of the recipe reaches."""
     assert recipe.band is not None
     with tempfile.TemporaryDirectory() as model_dir:
         trainer = Trainer(data_dir)
         trainer.run(
             f"--config={recipe.path}",
+            f"--backend={on}",
             f"--dataset={recipe.options['dataset']}",
             f"--model_dir={model_dir}",
             f"--seed={seed}",
@@ -236,6 +237,7 @@ def test_reaches_its_result(name: str, data_of: Any) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", RUN_HERE)
-def test_reaches_its_result_with_every_seed(name: str, seed: int, data_of: Any) -> None:
+@pytest.mark.parametrize("on", backend.NAMES)
+def test_reaches_its_result_with_every_seed(name: str, seed: int, on: str, data_of: Any) -> None:
     recipe = read(name)
-    assert recipe.band.low <= reached(recipe, data_of(recipe), seed) <= recipe.band.high
+    assert recipe.band.low <= reached(recipe, data_of(recipe), seed, on) <= recipe.band.high

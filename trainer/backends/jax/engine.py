@@ -31,6 +31,7 @@ from trainer.replicated import Outcome, Prepare
 
 # Steps that are issued and not done: enough for the devices never to wait for Python, few enough for memory.
 _IN_FLIGHT = 2
+_LOOK_SECS = 5e-5  # between two looks whether a batch or the devices come first
 
 
 class Engine(MeshState):
@@ -184,10 +185,11 @@ class _Running:
 
     def next(self) -> Any:
         """The next batch."""
+        # What the devices still have to do is no waiting; and they are not to run out of steps for being asked.
+        while self._in_flight and not (self._batches.is_ready or self._in_flight[-1].is_ready()):
+            time.sleep(_LOOK_SECS)
         if self._batches.is_ready:
             return next(self._batches)
-        if self._in_flight:  # what is still to be done is no waiting
-            self._in_flight[-1].block_until_ready()
         asked = time.monotonic()
         batch = next(self._batches)
         self.waited += time.monotonic() - asked

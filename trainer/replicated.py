@@ -266,7 +266,7 @@ class Replicated:
                 all of them. Nothing is put back then.
         """
         wanted = self.signature()
-        arrays = {name: _as_wanted(array, wanted.get(name)) for name, array in arrays.items()}
+        arrays = as_counted(arrays, wanted)
         saved = {name: (tuple(array.shape), array.dtype.name) for name, array in arrays.items()}
         wrong = [name for name in sorted(wanted.keys() | saved.keys()) if wanted.get(name) != saved.get(name)]
         fatal = [name for name in wrong if not name.startswith(METRICS)]
@@ -324,16 +324,23 @@ def best_weights(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: arrays.get(f"{AVERAGES}{name.removeprefix(MODEL)}", array) for name, array in weights.items()}
 
 
-def _form(signature: Mapping[str, tuple], name: str) -> str:
-    return "none" if name not in signature else "{1} {0}".format(*signature[name])
+def as_counted(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, tuple]) -> dict[str, np.ndarray]:
+    """Arrays of `Replicated.state` with integers of the sizes that a signature wants, where the numbers fit.
+
+    Backends count steps, examples and random numbers in integers of other sizes: what fits is the same state.
+    """
+    return {name: _as_counted(array, wanted.get(name)) for name, array in arrays.items()}
 
 
-def _as_wanted(array: np.ndarray, wanted: tuple | None) -> np.ndarray:
-    """Backends count steps and random numbers in integers of other sizes: what fits is the same state."""
+def _as_counted(array: np.ndarray, wanted: tuple | None) -> np.ndarray:
     if wanted is None or array.dtype.kind not in "iu" or not wanted[1].startswith(("int", "uint")):
         return array
     cast = array.astype(wanted[1])
     return cast if (cast == array).all() else array
+
+
+def _form(signature: Mapping[str, tuple], name: str) -> str:
+    return "none" if name not in signature else "{1} {0}".format(*signature[name])
 
 
 def _logs(out: Outcome) -> Logs:

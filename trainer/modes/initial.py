@@ -17,7 +17,9 @@ def load_weights(run: Assembly, path: str) -> None:
     """
     saved = store.load(path, only=(replicated.MODEL, replicated.AVERAGES))
     unchosen = patterns.split(run.config.init_fresh)
-    chosen, fresh = weights.choose_weights(replicated.best_weights(saved.arrays), run.replicated.signature(), unchosen)
+    wanted = run.replicated.signature()
+    found = replicated.as_counted(replicated.best_weights(saved.arrays), wanted)
+    chosen, fresh = weights.choose_weights(found, wanted, unchosen)
     run.replicated.load_state(chosen)
     left = f"; as initialised: {', '.join(name.removeprefix('model/') for name in fresh)}" if fresh else ""
     _log.info("weights of %s, step %s%s", saved.path, f"{saved.step:,}", left)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import keras
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.jax import nn as keras_nn
 from keras.src.random import seed_generator as keras_seed_generator
 
@@ -98,9 +99,7 @@ def noting_foreign_reads() -> Iterator[dict[str, str]]:
     def noted(self: keras.StatelessScope, variable: keras.Variable) -> Any:
         value = current(self, variable)
         if value is None:
-            frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-            place = places.innermost(reversed(list(frames)))
-            foreign.setdefault(variable.path, place.quoted() if place else "")
+            foreign.setdefault(variable.path, _users_line())
         return value
 
     keras.StatelessScope.get_current_value = noted
@@ -108,6 +107,37 @@ def noting_foreign_reads() -> Iterator[dict[str, str]]:
         yield foreign
     finally:
         keras.StatelessScope.get_current_value = current
+
+
+@contextlib.contextmanager
+def refusing_lost_assignments() -> Iterator[None]:
+    """While a step is traced, ConfigError for an assignment to a variable that it is not handed: it would be lost."""
+    update = keras.StatelessScope.add_update
+
+    def checked(self: keras.StatelessScope, pair: tuple[keras.Variable, Any]) -> None:
+        mapping, (variable, _) = self.state_mapping, pair
+        # A scope without variables, as where only shapes are asked for, is to lose all.
+        if mapping and id(variable) not in mapping and not in_symbolic_scope():
+            raise ConfigError(
+                f"the model assigns to the variable {variable.path}, which is not one of its own: in a compiled step "
+                "of JAX that is lost, and each step finds what the first one found. Make it an attribute of a layer or "
+                "the model: self.NAME = self.add_weight(...) or keras.random.SeedGenerator(...). It comes about at "
+                f"{_users_line()}"
+            )
+        update(self, pair)
+
+    keras.StatelessScope.add_update = checked
+    try:
+        yield
+    finally:
+        keras.StatelessScope.add_update = update
+
+
+def _users_line() -> str:
+    """The innermost line of the user's that runs now, with what stands there; empty where there is none."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+    place = places.innermost(reversed(list(frames)))
+    return place.quoted() if place else ""
 
 
 def check_steps(model: keras.Model) -> None:

@@ -28,22 +28,6 @@ class Layer(keras.layers.Layer):
         return self.function(x)
 
 
-class Own(keras.Model):
-    """A train_step that descends by itself, without the optimizer."""
-
-    second: keras.optimizers.Optimizer
-
-    def loss_of(self, weights: list, others: list, x: jax.Array, y: jax.Array) -> tuple:
-        predicted, others = self.stateless_call(weights, others, x, training=True)
-        return ops.mean(ops.square(predicted - y)), others
-
-    def train_step(self, state: tuple, data: tuple) -> tuple:
-        weights, others, optimizer, metrics = state
-        gradients, others = jax.grad(self.loss_of, has_aux=True)(weights, others, *data)
-        weights = [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)]
-        return {}, (weights, others, optimizer, metrics)
-
-
 def elsewhere(function: Callable) -> keras.Model:
     """A model that does `function` of its input and a thing that is not the model's."""
     x = keras.Input((FEATURES,))
@@ -75,20 +59,10 @@ def reading() -> keras.Model:
     return elsewhere(lambda x: x * constant)
 
 
-def own(second: bool) -> keras.Model:
-    x = keras.Input((FEATURES,))
-    model = Own(x, keras.layers.Dense(1)(x))
-    if second:
-        model.second = keras.optimizers.SGD(name="second")
-    return model
-
-
 CASES: dict[str, Callable[[], keras.Model]] = {
     "counting": counting,
     "drawing": drawing,
     "reading": reading,
-    "without_the_optimizer": lambda: own(second=False),
-    "two_optimizers": lambda: own(second=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""What would be lost without a word on JAX is refused instead.
+"""What a step would assign and lose on JAX is refused.
 
 Pytest runs on TensorFlow, so a process of its own has JAX (jax_refusals_worker.py).
 """
@@ -32,11 +32,3 @@ def test_assignments_to_what_is_not_the_models(told: dict[str, str]) -> None:
 
 def test_what_only_reads_others_trains(told: dict[str, str]) -> None:
     assert told["reading"] == ""
-
-
-def test_a_train_step_that_goes_past_the_optimizer(told: dict[str, str]) -> None:
-    assert "train_step of Own does not call self.optimizer.stateless_apply" in told["without_the_optimizer"]
-
-
-def test_a_train_step_with_more_optimizers_than_keras_hands_it(told: dict[str, str]) -> None:
-    assert "Received beside it: second" in told["two_optimizers"]

@@ -25,6 +25,24 @@ def test_value_that_no_metric_keeps() -> None:
         trained.run_train_loop(replicas_worker.batches(case, one_replica()), 1)
 
 
+class ReturnsAll(replicas_worker.OwnTrainStep):
+    """Returns what Keras' own guide does: the metrics of `compile` come as a dict in the dict."""
+
+    def train_step(self, data: tuple) -> dict:
+        super().train_step(data)
+        x, y = data
+        for metric in self.metrics:
+            metric.update_state(*((y, self(x)) if metric.name == "compile_metrics" else (1.0,)))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_metrics_may_be_returned_as_keras_does() -> None:
+    case = replicas_worker.Case(lambda: ReturnsAll(*replicas_worker._dense_graph()), replicas_worker.SGD)
+    trained = replicas_worker.make(case, one_replica())
+    logs = trained.run_train_loop(replicas_worker.batches(case, one_replica()), 1).logs
+    assert {"own_loss", "loss", "accuracy"} <= logs.keys()
+
+
 def test_metric_that_nobody_updates_is_not_reported_as_zero() -> None:
     case = replicas_worker.CASES["own_train_step"]
     trained = replicas_worker.make(case, one_replica())

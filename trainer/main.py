@@ -1,6 +1,7 @@
 """`python -m trainer.main`: flags -> config -> experiment. TensorFlow is imported once the config is valid."""
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -10,6 +11,8 @@ from trainer import backend, config, diagnose, errors, flags, logs
 from trainer.doctor import packages
 from trainer.redact import redact
 from trainer.watch import stopping
+
+_log = logging.getLogger("trainer.main")  # __name__ is __main__
 
 
 def main(argv: list[str], stops: stopping.Stops) -> int:
@@ -25,6 +28,12 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
         print(config.to_json(settings), end="")
         return errors.EXIT_OK
     logs.configure(settings.log_format, redact=redact)
+    if os.environ.get("KERAS_BACKEND", settings.backend) != settings.backend:
+        _log.warning(
+            "KERAS_BACKEND=%s has no effect: --backend says what Keras computes with, %s here",
+            os.environ["KERAS_BACKEND"],
+            settings.backend,
+        )
     backend.choose(settings.backend)
     if settings.mode == "doctor":
         stops.when = "during the check-up"

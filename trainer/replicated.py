@@ -60,6 +60,11 @@ class Outcome:
     returned: Sequence[str] = ()
 
 
+def names_of(returned: Mapping[str, Any]) -> list[str]:
+    """Of what a `train_step` returned; a metric that is several, as those of `compile` together are, gives a dict."""
+    return [n for name, value in returned.items() for n in (value if isinstance(value, Mapping) else (name,))]
+
+
 class Engine(Protocol):
     """A model on the devices of a backend: all that a backend does for a run, beside its `Cluster`.
 

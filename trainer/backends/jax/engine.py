@@ -182,7 +182,7 @@ class _Running:
     def __init__(self, batches: PlacedIterator):
         self.waited = 0.0  # seconds that the devices had nothing to do for want of a batch
         self._batches = batches
-        self._in_flight: collections.deque[jax.Array] = collections.deque()
+        self._in_flight: collections.deque[Any] = collections.deque()  # arrays
 
     def next(self) -> Any:
         """The next batch."""

@@ -17,7 +17,7 @@ from trainer.backends.jax.internals import REPLICAS
 from trainer.backends.jax.state import SHARES, State
 from trainer.errors import ConfigError
 from trainer.forward import Forward
-from trainer.replicated import Prepare
+from trainer.replicated import Prepare, names_of
 
 
 class Step:
@@ -104,7 +104,7 @@ class Step:
 
     def _own(self, state: State, data: tuple) -> State:
         logs, new = self._model.train_step(tuple(state[group] for group in self.groups), data)
-        self.returned = list(logs)
+        self.returned = names_of(logs)
         return dict(zip(self.groups, map(list, new), strict=True))
 
     def _one_pass(self, weights: list, state: list, data: tuple, scale: jax.Array) -> tuple[list, list]:

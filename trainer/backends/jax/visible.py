@@ -27,6 +27,11 @@ def choose(target: Target) -> None:
         ConfigError: JAX_PLATFORMS says otherwise, or JAX is in use already.
     """
     named, text = _named(), os.environ.get("JAX_PLATFORMS")
+    if any(jax.config.values[name] for name in ("jax_debug_nans", "jax_debug_infs")):
+        raise ConfigError(
+            "JAX_DEBUG_NANS and JAX_DEBUG_INFS end a run at the first number that is not finite, in means of nothing "
+            "too, where --on_nonfinite examines the step, saves, and says whose fault it is. Unset them"
+        )
     if target.tpu is not None and named and "tpu" not in named:
         raise ConfigError(f"JAX_PLATFORMS={text} keeps JAX from the TPU. Unset it. Received: {target.source}")
     if target.tpu is None and named and not named & {"cpu", *_GPU_NAMES}:

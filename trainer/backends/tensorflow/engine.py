@@ -21,7 +21,7 @@ from trainer.backends.tensorflow.functional import FunctionalTrainStep
 from trainer.backends.tensorflow.precision import GradientFit
 from trainer.errors import ConfigError
 from trainer.remat import rematerialise
-from trainer.replicated import GRADIENT_NORM, Outcome, Prepare
+from trainer.replicated import GRADIENT_NORM, Outcome, Prepare, names_of
 
 
 class Engine:
@@ -129,7 +129,7 @@ class Engine:
             halted_at=int(out["halted_at"]),
             gradient_norm=float(out["gradient_norm"]),
             precision={name: float(value) for name, value in out["precision"].items()},
-            returned=list(self._returned or ()),
+            returned=names_of(self._returned or {}),
         )
 
     def test(self, batches: Iterator, steps: int) -> Outcome:

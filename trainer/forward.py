@@ -34,19 +34,18 @@ class Forward:
         model = self._model
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with keras.StatelessScope(mapping, collect_losses=True) as scope, internals.refusing_lost_assignments():
             assigned = internals.note_assigned(scope)
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)
             internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])
             model.compute_metrics(x, y, y_pred, sample_weight=None)
             scaled = loss * keras.ops.cast(loss_scale, loss.dtype)
-        kept = {id(variable) for variable in self.state}
-        if lost := sorted({variable.path for variable in assigned if id(variable) not in kept}):
+        trainable = {id(variable) for variable in self.trainable}
+        if lost := sorted({variable.path for variable in assigned if id(variable) in trainable}):
             raise ConfigError(
-                "a layer assigns, while it is called, to trainable weights or to variables that are no weights of the "
-                "model, which a step of arrays only would lose. Make them with add_weight(trainable=False); on "
-                f"TensorFlow --xla=off without --microbatches takes them too. Received: {', '.join(lost)}"
+                "a layer assigns to trainable weights while it is called, which a step of arrays only would lose. On "
+                f"TensorFlow use --xla=off and no --microbatches; on JAX it cannot be had. Received: {', '.join(lost)}"
             )
         self.assigned.update(map(id, assigned))
         return scaled, [scope.get_current_value(variable) for variable in self.state]

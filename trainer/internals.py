@@ -7,6 +7,7 @@ Those that are for one backend only stand in `backends/*/internals.py`.
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,11 @@ from keras import ops
 from keras.src import losses as keras_losses
 from keras.src.backend.common import masking as keras_masking
 from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.random import seed_generator as keras_seed_generator
+
+from trainer import places
+from trainer.errors import ConfigError
 
 
 def build(model: keras.Model, batch_spec: tuple) -> None:
@@ -72,6 +77,37 @@ def note_assigned(scope: keras.StatelessScope) -> list[keras.Variable]:
 
     scope.add_update = noted
     return assigned
+
+
+@contextlib.contextmanager
+def refusing_lost_assignments() -> Iterator[None]:
+    """While a step is traced, ConfigError for an assignment to a variable that it is not handed: it would be lost."""
+    update = keras.StatelessScope.add_update
+
+    def checked(self: keras.StatelessScope, pair: tuple[keras.Variable, Any]) -> None:
+        mapping, (variable, _) = self.state_mapping, pair
+        # A scope without variables, as where only shapes are asked for, is to lose all.
+        if mapping and id(variable) not in mapping and not in_symbolic_scope():
+            raise ConfigError(
+                f"the model assigns to the variable {variable.path}, which is not one of its own: a step of arrays "
+                "only loses that, and each step finds what the first one found. Make it an attribute of a layer or the "
+                "model: self.NAME = self.add_weight(...) or keras.random.SeedGenerator(...). It comes about at "
+                f"{users_line()}"
+            )
+        update(self, pair)
+
+    keras.StatelessScope.add_update = checked
+    try:
+        yield
+    finally:
+        keras.StatelessScope.add_update = update
+
+
+def users_line() -> str:
+    """The innermost line of the user's that runs now, with what stands there; empty where there is none."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+    place = places.innermost(reversed(list(frames)))
+    return place.quoted() if place else ""
 
 
 @contextlib.contextmanager

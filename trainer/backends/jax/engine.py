@@ -128,7 +128,7 @@ class Engine(MeshState):
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Where a program may be traced: each replica is one of many."""
-        lost = own_internals.refusing_lost_assignments()
+        lost = internals.refusing_lost_assignments()
         with own_internals.as_one_of(self.mesh.size), own_internals.whole_errors(), lost:
             yield
 

@@ -6,18 +6,15 @@ setup.cfg.
 
 import contextlib
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import keras
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.jax import nn as keras_nn
 from keras.src.random import seed_generator as keras_seed_generator
 
 from trainer import internals as keras_internals
-from trainer import places
 from trainer.errors import ConfigError
 
 # The axis of the mesh along which replicas are.
@@ -99,7 +96,7 @@ def noting_foreign_reads() -> Iterator[dict[str, str]]:
     def noted(self: keras.StatelessScope, variable: keras.Variable) -> Any:
         value = current(self, variable)
         if value is None:
-            foreign.setdefault(variable.path, _users_line())
+            foreign.setdefault(variable.path, keras_internals.users_line())
         return value
 
     keras.StatelessScope.get_current_value = noted
@@ -107,37 +104,6 @@ def noting_foreign_reads() -> Iterator[dict[str, str]]:
         yield foreign
     finally:
         keras.StatelessScope.get_current_value = current
-
-
-@contextlib.contextmanager
-def refusing_lost_assignments() -> Iterator[None]:
-    """While a step is traced, ConfigError for an assignment to a variable that it is not handed: it would be lost."""
-    update = keras.StatelessScope.add_update
-
-    def checked(self: keras.StatelessScope, pair: tuple[keras.Variable, Any]) -> None:
-        mapping, (variable, _) = self.state_mapping, pair
-        # A scope without variables, as where only shapes are asked for, is to lose all.
-        if mapping and id(variable) not in mapping and not in_symbolic_scope():
-            raise ConfigError(
-                f"the model assigns to the variable {variable.path}, which is not one of its own: in a compiled step "
-                "of JAX that is lost, and each step finds what the first one found. Make it an attribute of a layer or "
-                "the model: self.NAME = self.add_weight(...) or keras.random.SeedGenerator(...). It comes about at "
-                f"{_users_line()}"
-            )
-        update(self, pair)
-
-    keras.StatelessScope.add_update = checked
-    try:
-        yield
-    finally:
-        keras.StatelessScope.add_update = update
-
-
-def _users_line() -> str:
-    """The innermost line of the user's that runs now, with what stands there; empty where there is none."""
-    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-    place = places.innermost(reversed(list(frames)))
-    return place.quoted() if place else ""
 
 
 def check_steps(model: keras.Model) -> None:

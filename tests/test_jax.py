@@ -89,6 +89,7 @@ def test_weights_of_one_backend_evaluate_the_same_on_the_other(
     assert evaluations[1] == pytest.approx(evaluations[0], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_on_the_other_backend(trainer: Trainer, begun: str, on_jax: pathlib.Path, tmp_path: pathlib.Path):
     process = trainer.start(f"--model_dir={tmp_path}", *PLAIN, begun)
     assert process.stdout is not None

@@ -220,8 +220,8 @@ def reached(recipe: Recipe, data_dir: pathlib.Path, seed: int, on: str = backend
 
 
 RUN_HERE = [name for name in NAMES if read(name).band]
-# One a task is run each time. These are of a task that another recipe has too.
-NIGHTLY = {"digits_vit"}
+# One a task is run each time. These are of a task that another recipe has too, or take half a minute.
+NIGHTLY = {"digits_vit", "text_language_model"}
 
 
 @pytest.mark.slow

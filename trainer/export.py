@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 from data.spec import Array, Spec
-from trainer import backend, storage, tasks
+from trainer import backend, diagnose, internals, storage, tasks
 
 # What every loader of a SavedModel reads first.
 MARK = "saved_model.pb"
@@ -24,7 +24,7 @@ def save(model: keras.Model, spec: Spec, directory: str) -> str:
     """Writes `model` (built outside any strategy) to `directory`, whole or not at all, and returns it.
 
     Its one signature is `serving_default`, see `serving`. `model.keras` is beside it, without the optimizer, unless the
-    model cannot be written down so, which is a warning. On gs:// a directory is replaced object by object: from when
+    model cannot be written down so, which is said. On gs:// a directory is replaced object by object: from when
     the old one's `saved_model.pb` is removed until the new one's is there, there is no export, never a mixed one.
 
     Raises:
@@ -49,10 +49,14 @@ def _save(model: keras.Model, spec: Spec, directory: str) -> None:
 
 
 def _save_keras(model: keras.Model, path: str) -> None:
+    for layer in internals.layers(model):
+        if getattr(layer, "synchronized", False):  # which only training asks for, and Keras takes on TensorFlow alone
+            layer.synchronized = False
     try:
         model.save(path)
     except (NotImplementedError, TypeError, ValueError) as error:  # what Keras raises of a class that tells no config
-        _log.warning("the export has no %s, as Keras cannot write %s down: %s", KERAS, type(model).__name__, error)
+        reason = diagnose.short(error)
+        _log.info("the export has no %s, as Keras cannot write %s down: %s", KERAS, type(model).__name__, reason)
         if tf.io.gfile.exists(path):
             tf.io.gfile.remove(path)
 

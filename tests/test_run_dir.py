@@ -74,3 +74,20 @@ def test_a_removed_directory_is_only_made_by_write(tmp_path: pathlib.Path) -> No
     assert folder.read("file") is None
     folder.write("file", "text")
     assert folder.read("file") == "text"
+
+
+def test_looking_whether_it_can_be_written_leaves_nothing_and_takes_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_dir.RunDir(str(tmp_path / "runs" / "1"))
+    folder.check_writable()
+    assert list(tmp_path.iterdir()) == []
+    write = folder._write
+
+    def write_beside_another_run(name: str, text: str) -> None:
+        write(name, text)
+        (tmp_path / "runs" / "1" / "status.json").write_text("{}")  # which begins at this moment
+
+    monkeypatch.setattr(folder, "_write", write_beside_another_run)
+    folder.check_writable()
+    assert [path.name for path in (tmp_path / "runs" / "1").iterdir()] == ["status.json"]

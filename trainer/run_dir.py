@@ -90,7 +90,7 @@ class RunDir:
             self._write(os.path.basename(probe), "")
             tf.io.gfile.remove(probe)
             if missing:
-                storage.remove_directory(missing)
+                storage.remove_empty(self.path, missing)  # another run may have begun there by now
         except (tf.errors.OpError, OSError) as error:
             received = f"Received: {self.path!r}: {storage.reason(error)}"
             if storage.fault(error) in (storage.Fault.SPACE, storage.Fault.TRANSIENT):

@@ -5,6 +5,7 @@ gs:// replaces whole objects at once and knows no directories; a local file syst
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -176,6 +177,22 @@ def remove_directory(path: str) -> None:
         tf.io.gfile.rmtree(path)
     except tf.errors.NotFoundError:
         return
+
+
+def remove_empty(path: str, top: str) -> None:
+    """Removes a local directory, and those above it up to `top`, as far as nothing is in them."""
+    while True:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return
+        if path in (top, os.path.dirname(path)):
+            return
+        path = os.path.dirname(path)
 
 
 def replace_directory(source: str, target: str, mark: str) -> None:

@@ -10,22 +10,12 @@ import tensorflow as tf
 from keras import ops
 
 from tests.devices import one_replica
+from tests.provoked_jax_failures import Layer
 from trainer import replicated
 from trainer.errors import ConfigError
 
 BATCH, FEATURES = 4, 3
 DEVICES = one_replica()
-
-
-class Layer(keras.layers.Layer):
-    """Does `function` to its input."""
-
-    def __init__(self, function: Callable):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
 
 
 def elsewhere(function: Callable) -> keras.Model:

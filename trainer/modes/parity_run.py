@@ -1,6 +1,7 @@
 """One run of `--mode=parity`: a few steps from given weights, and what it can be compared by."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,26 +121,27 @@ class ParityRun:
         model = self.model
         is_own = internals.overrides(model, "train_step") is not None  # only it knows the loss
         names: list[str] = []  # of one replica, the same on all
+        here = threading.local()  # TensorFlow runs replicas by turns, each in a thread
+
+        def note(layer: keras.layers.Layer, output: Any) -> None:
+            name = f"{layer.name} ({type(layer).__name__})"
+            here.noted += [(name, tensor) for tensor in keras.tree.flatten(output) if len(tensor.shape)]
 
         def on_replica(share: Share) -> list[Any]:
-            noted: list[tuple[str, Any]] = []
-
-            def note(layer: keras.layers.Layer, output: Any) -> None:
-                name = f"{layer.name} ({type(layer).__name__})"
-                noted.extend((name, tensor) for tensor in keras.tree.flatten(output) if len(tensor.shape))
-
+            here.noted = []
             x, y = share
-            with internals.watching_layers(note):
-                y_pred = model(x, training=True)
-            noted += [(parity.OUTPUT, tensor) for tensor in keras.tree.flatten(y_pred)]
+            y_pred = model(x, training=True)
+            noted = [*here.noted, *((parity.OUTPUT, tensor) for tensor in keras.tree.flatten(y_pred))]
             loss = 0.0 if is_own else internals.compute_loss(model, x, y, y_pred)
             names[:] = [name for name, _ in noted]
             return [keras.ops.cast(loss, "float32"), *(tensor for _, tensor in noted)]
 
         self._trained.load_state(self._start | dict(weights))
+        with internals.watching_layers(note):
+            found = self._trained.engine.run(on_replica, batch, xla=xla)
         return parity.together(
             [
                 parity.Pass(tuple(zip(names, outputs, strict=True)), None if is_own else float(loss))
-                for loss, *outputs in self._trained.engine.run(on_replica, batch, xla=xla)
+                for loss, *outputs in found
             ]
         )

@@ -152,10 +152,10 @@ class MeshState:
     def write(self, variable: Any, value: Any) -> None:
         array = np.asarray(value)
         metrics = {id(v): index for index, v in enumerate(self.groups["metrics"])}
-        if isinstance(variable, Own):
-            # Each replica has to know that it has counted.
-            counts = functools.partial(self._apart, array / self.mesh.size, "mean")
-            self._held[variable.group] = [self._same(array) if variable.group == "kept" else counts()]
+        if isinstance(variable, Own) and variable.group in SHARES:
+            self._held[variable.group] = [self._apart(array / self.mesh.size, "mean")]  # each knows that it has counted
+        elif isinstance(variable, Own):
+            self._held[variable.group] = [self._same(array)]
         elif id(variable) in metrics:
             self._held["metrics"][metrics[id(variable)]] = self._apart(array, variable.aggregation)
         else:

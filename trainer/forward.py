@@ -29,12 +29,12 @@ class Forward:
         """The scaled loss of `(x, y)`, a scalar, and the state afterwards.
 
         Raises:
-            ConfigError: a layer assigns to trainable weights while it is called, or to what is no weight of the model.
+            ConfigError: a layer assigns to trainable weights while it is called, or to what is not handed over.
         """
         model = self._model
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
-        with keras.StatelessScope(mapping, collect_losses=True) as scope, internals.refusing_lost_assignments():
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
             assigned = internals.note_assigned(scope)
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)

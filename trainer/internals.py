@@ -67,33 +67,29 @@ def note_loss(model: keras.Model, loss: Any, *, examples: Any) -> None:
 
 
 def note_assigned(scope: keras.StatelessScope) -> list[keras.Variable]:
-    """A list to which each variable is added that is assigned to within the scope."""
+    """A list to which each variable is added that is assigned to within the scope.
+
+    ConfigError for one that the scope is not handed: its value would be lost.
+    """
     assigned: list[keras.Variable] = []
     add = scope.add_update
 
     def noted(update: tuple) -> None:
+        _refuse_lost(scope, update[0])
         assigned.append(update[0])
         add(update)
 
-    scope.add_update = noted
+    scope.add_update = noted  # of this scope alone: replicas of TensorFlow are traced by turns
     return assigned
 
 
 @contextlib.contextmanager
 def refusing_lost_assignments() -> Iterator[None]:
-    """While a step is traced, ConfigError for an assignment to a variable that it is not handed: it would be lost."""
+    """While a step is traced, ConfigError for an assignment to a variable that its scopes are not handed."""
     update = keras.StatelessScope.add_update
 
     def checked(self: keras.StatelessScope, pair: tuple[keras.Variable, Any]) -> None:
-        mapping, (variable, _) = self.state_mapping, pair
-        # A scope without variables, as where only shapes are asked for, is to lose all.
-        if mapping and id(variable) not in mapping and not in_symbolic_scope():
-            raise ConfigError(
-                f"the model assigns to the variable {variable.path}, which is not one of its own: a step of arrays "
-                "only loses that, and each step finds what the first one found. Make it an attribute of a layer or the "
-                "model: self.NAME = self.add_weight(...) or keras.random.SeedGenerator(...). It comes about at "
-                f"{users_line()}"
-            )
+        _refuse_lost(self, pair[0])
         update(self, pair)
 
     keras.StatelessScope.add_update = checked
@@ -101,6 +97,18 @@ def refusing_lost_assignments() -> Iterator[None]:
         yield
     finally:
         keras.StatelessScope.add_update = update
+
+
+def _refuse_lost(scope: keras.StatelessScope, variable: keras.Variable) -> None:
+    mapping = scope.state_mapping
+    # A scope without variables, as where only shapes are asked for, is to lose all.
+    if mapping and id(variable) not in mapping and not in_symbolic_scope():
+        raise ConfigError(
+            f"the model assigns to the variable {variable.path}, which is not one of its own: a step of arrays "
+            "only loses that, and each step finds what the first one found. Make it an attribute of a layer or the "
+            "model: self.NAME = self.add_weight(...) or keras.random.SeedGenerator(...). It comes about at "
+            f"{users_line()}"
+        )
 
 
 def users_line() -> str:

@@ -75,16 +75,25 @@ def test_all_meet_whoever_else_calls(pool: concurrent.futures.ThreadPoolExecutor
     chief = pool.submit(come, addresses, 0)
     host, _, port = addresses[0].rpartition(":")
     with contextlib.ExitStack() as stack:
-        for hello in (b"GET / HTTP/1.1\r\n", b'{"index": 7, "workers": 3}\n', b'{"index": 1, "workers": 3}\n', b""):
+
+        def call(hello: bytes) -> socket.socket:
             while True:
                 with contextlib.suppress(ConnectionRefusedError):  # not up yet
-                    stranger = stack.enter_context(socket.create_connection((host, int(port))))
-                    break
-            stranger.sendall(hello)
-        # One of them passed for worker 1, which was then started again: the newest counts.
-        workers = [pool.submit(come, addresses, index) for index in (1, 2)]
-        found = [each.result(GUARD_SECS).coordinator for each in (chief, *workers)]
-    assert found == [f"127.0.0.1:{PORT}"] * 3
+                    line = stack.enter_context(socket.create_connection((host, int(port))))
+                    line.sendall(hello)
+                    return line
+
+        call(b"GET / HTTP/1.1\r\n")
+        call(b'{"index": 7, "workers": 3}\n')
+        call(b"")
+        # Worker 1 is started again while its old connection still stands: the newest counts.
+        old, new = (call(b'{"index": 1, "workers": 3}\n') for _ in range(2))
+        other = pool.submit(come, addresses, 2)
+        found = [each.result(GUARD_SECS).coordinator for each in (chief, other)]
+        assert found == [f"127.0.0.1:{PORT}"] * 2
+        with new.makefile() as text:
+            assert json.loads(text.readline()) == {"coordinator": f"127.0.0.1:{PORT}"}
+        assert old.recv(1) == b""
 
 
 def test_the_missing_are_named_to_all_who_are_there(

@@ -13,6 +13,7 @@ from data import errors
 
 BYTES = "bytes"
 SUFFIX = ".model"
+_FILE = f"tokenizer{SUFFIX}"  # beside a dataset
 # Stands where there is no token. No tokenizer may give it to text that is padded.
 PADDING = 0
 # As ByT5 lays them out (Xue et al. 2021, arXiv:2105.13626): 0 padding, 1 end of a text, 2 unknown, then the bytes.
@@ -40,6 +41,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> np.ndarray:
         """[n] int32."""
 
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of [n] ids; special ones say nothing."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
@@ -53,6 +57,10 @@ class Bytes:
     def encode(self, text: str) -> np.ndarray:
         """[n] int32."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST_BYTE
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of [n] ids; a character that is cut becomes U+FFFD."""
+        return (ids[ids >= _FIRST_BYTE] - _FIRST_BYTE).astype(np.uint8).tobytes().decode(errors="replace")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +96,15 @@ class SentencePiece:
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        return {f"tokenizer{SUFFIX}": self.model}
+        return {_FILE: self.model}
 
     def encode(self, text: str) -> np.ndarray:
         """[n] int32."""
         return np.array(self._processor.encode(text), np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of [n] ids."""
+        return str(self._processor.decode([int(token) for token in ids]))
 
 
 def load(name: str) -> Tokenizer:
@@ -115,3 +127,11 @@ def load(name: str) -> Tokenizer:
     except RuntimeError as error:
         raise errors.DataError(f"{name} does not read as a SentencePiece model: {error}. Mend it.") from error
     return tokenizer
+
+
+def beside(directory: str, vocabulary: int) -> Tokenizer | None:
+    """The tokenizer that made a dataset's tokens, as far as its files tell; None where it cannot be told or read."""
+    path = epath.Path(directory) / _FILE
+    if path.exists():
+        return load(str(path)) if importlib.util.find_spec("sentencepiece") else None
+    return Bytes() if vocabulary == Bytes.vocabulary else None

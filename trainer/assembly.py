@@ -204,10 +204,12 @@ class Assembly:
     def evaluate(self, goes_on: Callable[[], bool] = lambda: True) -> replicated.Logs | None:
         """Metrics over the evaluation split, each example counted once; None where `goes_on` said no."""
         with self.clock.measure("evaluation"):
-            return self.replicated.evaluate(iter(self._eval_batches), self.plan.eval_loops(), goes_on)
+            return self.replicated.evaluate(iter(self.eval_batches), self.plan.eval_loops(), goes_on)
 
     @functools.cached_property
-    def _eval_batches(self) -> Iterable[Any]:
+    def eval_batches(self) -> Iterable[Any]:
+        """The global batches of `(x, y, mask)` of the evaluation split, from its first record on at each `iter`."""
+
         def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return self.inputs.eval_batches(self.plan, context)
 

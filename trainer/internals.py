@@ -56,6 +56,13 @@ def test_step(model: keras.Model, data: tuple) -> None:
     model.compute_metrics(x, y, y_pred, sample_weight=mask)
 
 
+def outputs(model: keras.Model, x: Any) -> list:
+    """What the model makes of `x` in evaluation, in full precision: the host knows no halves."""
+    made = keras.tree.flatten(model(x, training=False))
+    halves = ("bfloat16", "float16")
+    return [ops.cast(y, "float32") if keras.backend.standardize_dtype(y.dtype) in halves else y for y in made]
+
+
 def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> Any:
     """The loss of a training step."""
     return model._compute_loss(x, y, y_pred, None, training=True)

@@ -78,6 +78,12 @@ class Engine(Protocol):
     def test(self, batches: Iterator, steps: int) -> Outcome:
         """Adds that many batches `(x, y, mask)`, mask [b] float32 with 0 for padding, to the metrics."""
 
+    def predict(self, x: Any) -> list[list[np.ndarray]]:
+        """The outputs, as in evaluation, of each replica of this process for its share; all workers call it together.
+
+        Halves as float32.
+        """
+
     def reset_metrics(self) -> None:
         """Starts all means anew."""
 

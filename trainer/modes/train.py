@@ -33,7 +33,7 @@ from trainer.callbacks.underflow import Underflow
 from trainer.checkpoints import store
 from trainer.config import FIELDS
 from trainer.errors import EXIT_OK, ConfigError
-from trainer.modes import initial
+from trainer.modes import initial, worst
 from trainer.modes.promote import close_run, evaluate
 from trainer.redact import redact
 from trainer.series import Series
@@ -83,6 +83,7 @@ class Train:
             if self.run.config.mode in inputs.EVALUATING_MODES:
                 self.watched.progress(at.step, "exporting")
                 self.run.export()
+                worst.write_examples(self.run, at.step, functools.partial(self._goes_on_looking, at.step))
             self._say_results(at, timer)
             if self.series is not None:
                 self.watched.progress(at.step, "comparing with what serves")
@@ -98,6 +99,11 @@ class Train:
             # A worker that has finished is not started again, and without it no other could go on: none leaves before
             # it stands written that there is nothing left to do.
             self.run.devices.agree([0])
+
+    def _goes_on_looking(self, step: int) -> bool:
+        self.watched.check()
+        self.watched.progress(step, "looking at examples")
+        return self.stops.reason is None
 
     def _tell_of_stop(self, reason: str) -> None:
         message = f"asked to stop by {reason}: the run saves where it is, to go on later"

@@ -10,6 +10,7 @@ from trainer.callbacks.metrics import MetricsFile
 from trainer.callbacks.records import Record
 from trainer.checkpoints import store
 from trainer.errors import ConfigError
+from trainer.modes.worst import write_examples
 
 _log = logging.getLogger(__name__)
 
@@ -44,4 +45,5 @@ def use_checkpoint(run: Assembly) -> None:
         file = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
         file.write(Record(saved.step, {f"eval/{name}": value for name, value in metrics.items()}))
         file.close()
+    write_examples(run, saved.step)
     _log.info("%s", console.results(metrics, None, console.account(run.clock.seconds())))

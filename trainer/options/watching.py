@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from trainer.options.field import option
+from trainer.options.field import TRYING, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,15 @@ class WatchingOptions:
         group="watching",
         changes_numbers=False,
         secret=True,
+    )
+    report_examples: int = option(
+        2000,
+        "examples of eval_split, at most, by which a classifier is looked at in the end: its confusion matrix and what "
+        "it is most wrong about, in examples.json; 0: none",
+        group="watching",
+        minimum=0,
+        modes=("train_and_eval", "eval", *TRYING),
+        changes_numbers=False,
     )
     profile_steps: str | None = option(
         None,

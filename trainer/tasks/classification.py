@@ -48,6 +48,8 @@ def shares(y: Any, smoothing: float, spec: Spec) -> Any:
 class CrossEntropy(keras.losses.Loss):
     """Of logits, against classes or shares of classes: Keras has a loss for each, and compiles a model with one."""
 
+    from_logits = True  # as losses of Keras say it
+
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """[B, ..., C] logits against [B, ...] classes or [B, ..., C] shares to [B, ...]."""
         if _are_shares(y_true, y_pred):

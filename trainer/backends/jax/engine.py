@@ -76,6 +76,20 @@ class Engine(MeshState):
         state = {group: spec for group, spec in self.specs().items() if group != "metrics"}
         return self._program(step, (APART, state, APART), (APART, APART))
 
+    @functools.cached_property
+    def _predict_program(self) -> Any:
+        """(weights and state, x) -> outputs."""
+
+        def predict(state: State, x: Any) -> list[jax.Array]:
+            with keras.StatelessScope(self._mapping(state), collect_losses=True):
+                return internals.outputs(self.model, x)
+
+        mapped = jax.shard_map(predict, mesh=self.mesh, in_specs=(SAME, APART), out_specs=APART, check_vma=False)
+        return jax.jit(mapped)
+
+    def _mapping(self, state: State) -> list[tuple[keras.Variable, jax.Array]]:
+        return [pair for group in state for pair in zip(self.step.groups[group], state[group], strict=True)]
+
     def _program(self, step: Callable, in_specs: Any, out_specs: Any) -> Any:
         # Not checked: that what all replicas have is alike on all. Tests do.
         mapped = jax.shard_map(step, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -125,6 +139,13 @@ class Engine(MeshState):
             self._held["metrics"] = metrics
         return self._outcome(running.waited)
 
+    def predict(self, x: Any) -> list[list[np.ndarray]]:
+        state = {group: self._values(group) for group in ("weights", "state")}
+        with self.tracing():
+            outputs = self._predict_program(state, x)
+        shares = [[np.asarray(shard.data) for shard in output.addressable_shards] for output in outputs]
+        return [list(of_replica) for of_replica in zip(*shares, strict=True)]
+
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Where a program may be traced: each replica is one of many."""
@@ -160,8 +181,7 @@ class Engine(MeshState):
         state = {group: self._values(group) for group in ("weights", "state")}
 
         def on_replica(state: State, share: Any) -> list[jax.Array]:
-            mapping = [p for group in state for p in zip(self.step.groups[group], state[group], strict=True)]
-            with keras.StatelessScope(mapping, collect_losses=True):
+            with keras.StatelessScope(self._mapping(state), collect_losses=True):
                 return [jnp.asarray(value)[None] for value in function(share)]
 
         mapped = jax.shard_map(on_replica, mesh=self.mesh, in_specs=(SAME, APART), out_specs=APART, check_vma=False)

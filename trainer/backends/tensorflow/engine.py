@@ -54,6 +54,7 @@ class Engine:
         self._train_step = self._pick_train_step(xla, microbatches)
         self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
         self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
+        self._predict = tf.function(self._outputs, autograph=False)
 
     def _pick_train_step(self, xla: bool, microbatches: int) -> Callable:
         reason = refusals.reason_against_xla(self.model, self._num_replicas) if xla else None
@@ -134,6 +135,14 @@ class Engine:
 
     def test(self, batches: Iterator, steps: int) -> Outcome:
         return Outcome(**_measured(self._run(self._test_loop, batches, steps)))
+
+    def predict(self, x: Any) -> list[list[np.ndarray]]:
+        with self.tracing():
+            outputs = [self.strategy.experimental_local_results(output) for output in self._predict(x)]
+        return [[tensor.numpy() for tensor in of_replica] for of_replica in zip(*outputs, strict=True)]
+
+    def _outputs(self, x: Any) -> list[tf.Tensor]:
+        return self.strategy.run(lambda share: internals.outputs(self.model, share), args=(x,))
 
     def _run(self, loop: Callable, iterator: Iterator, steps: int) -> dict[str, Any]:
         with self.tracing():

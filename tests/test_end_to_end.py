@@ -124,6 +124,10 @@ def test_two_workers_end_with_the_same_weights(
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert outputs[1] == ("", ""), "only the chief speaks"
     _assert_same_run(tmp_path, one_replica[0])
+    ours, theirs = (json.loads((path / "examples.json").read_text()) for path in (tmp_path, one_replica[0]))
+    # Of 297 = 128 + 128 + 41 the chief sees the first 64 of each batch.
+    assert (ours["examples"], theirs["examples"]) == (64 + 64 + 41, 297)
+    assert all(worst["index"] % 128 < 64 for worst in ours["worst"])
 
 
 def _assert_same_run(model_dir: pathlib.Path, expected_dir: pathlib.Path) -> None:

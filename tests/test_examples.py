@@ -16,7 +16,7 @@ from data import build, naming, pipeline, tokenizer
 from data.spec import Array, Spec
 from tests.conftest import Trainer, metrics_of
 from tests.devices import one_replica
-from trainer import config, examples, inputs, models, run_dir, tasks
+from trainer import cluster, config, examples, inputs, models, run_dir, tasks
 from trainer.assembly import Assembly
 from trainer.callbacks.clock import Clock
 from trainer.modes.use_checkpoint import use_checkpoint
@@ -24,6 +24,12 @@ from trainer.modes.worst import write_examples
 
 TABLE = Spec(Array((4,), "float32"), Array((), "int32"), 3)
 SEVERAL = Spec(Array((4,), "float32"), Array((3,), "float32"), None, "multi_label")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def devices() -> cluster.Cluster:
+    """One replica, connected before anything is computed: JAX wants it so."""
+    return one_replica()
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -223,11 +229,11 @@ def document(directory: pathlib.Path) -> dict:
     return json.loads((directory / "examples.json").read_text())
 
 
-def assembled(directory: pathlib.Path, **options: object) -> Assembly:
+def assembled(devices: cluster.Cluster, directory: pathlib.Path, **options: object) -> Assembly:
     settings = config.merge({"mode": "eval", "model_dir": str(directory), **options})
     source = models.find(settings.model, settings.model_options)
     read = inputs.open_inputs(settings, cache_dir="")
-    return Assembly(settings, Clock(0.0), source, read, run_dir.RunDir(settings.model_dir), one_replica())
+    return Assembly(settings, Clock(0.0), source, read, run_dir.RunDir(settings.model_dir), devices)
 
 
 def everything(dataset: pipeline.Dataset, split: str) -> tuple[Any, np.ndarray]:
@@ -240,13 +246,13 @@ def everything(dataset: pipeline.Dataset, split: str) -> tuple[Any, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_run_tells_what_predict_tells_on_any_number_of_replicas(
-    model_dir: pathlib.Path, digits_dir: pathlib.Path
+    devices: cluster.Cluster, model_dir: pathlib.Path, digits_dir: pathlib.Path
 ) -> None:
     images, y = everything(pipeline.open_dataset("digits", str(digits_dir)), "test")
     exported = keras.models.load_model(str(model_dir / "export" / "model.keras"), compile=False)
     logits = exported.predict(images, batch_size=297, verbose=0)
     of_two = document(model_dir)
-    use_checkpoint(assembled(model_dir, **config.of_run(json.loads((model_dir / "config.json").read_text()))))
+    use_checkpoint(assembled(devices, model_dir, **config.of_run(json.loads((model_dir / "config.json").read_text()))))
     of_one = document(model_dir)
     loss = -np.log(softmax(logits.astype(np.float64))[np.arange(297), y])
     for found in (of_two, of_one):
@@ -293,9 +299,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ("dataset", "model"), [("animals", "mlp"), ("remarks", "text_classifier"), ("digits_attributes", "mlp")]
 )
 def test_any_data_with_classes_is_told_of(
-    built: pathlib.Path, tmp_path: pathlib.Path, dataset: str, model: str
+    devices: cluster.Cluster, built: pathlib.Path, tmp_path: pathlib.Path, dataset: str, model: str
 ) -> None:
-    run = assembled(tmp_path, dataset=dataset, data_dir=str(built), model=model, global_batch_size=16)
+    run = assembled(devices, tmp_path, dataset=dataset, data_dir=str(built), model=model, global_batch_size=16)
     write_examples(run, 3)
     found = document(tmp_path)
     x, y = everything(run.inputs.dataset, "test")
@@ -322,9 +328,9 @@ def test_any_data_with_classes_is_told_of(
 
 
 @pytest.fixture(scope="module")
-def looked_at(built: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+def looked_at(devices: cluster.Cluster, built: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     folder = tmp_path_factory.mktemp("once")
-    return assembled(folder, dataset="animals", data_dir=str(built), model="mlp", global_batch_size=16)
+    return assembled(devices, folder, dataset="animals", data_dir=str(built), model="mlp", global_batch_size=16)
 
 
 def test_a_failure_is_a_warning(looked_at: Assembly, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -358,7 +364,11 @@ def test_a_request_to_stop_is_respected(looked_at: Assembly) -> None:
     ],
 )
 def test_nothing_is_told_where_there_is_nothing_to_tell(
-    built: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, options: dict
+    devices: cluster.Cluster,
+    built: pathlib.Path,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    options: dict,
 ) -> None:
     if "task" in options:
         (tmp_path / "sizes.csv").write_text(CSV)
@@ -368,5 +378,5 @@ def test_nothing_is_told_where_there_is_nothing_to_tell(
     if settings["dataset"] == "synthetic":
         del settings["data_dir"]
     with caplog.at_level(logging.WARNING):
-        write_examples(assembled(tmp_path / "run", **settings), 1)
+        write_examples(assembled(devices, tmp_path / "run", **settings), 1)
     assert not (tmp_path / "run").exists() and not caplog.records

@@ -45,7 +45,7 @@ class _Look:
         self._from_logits = _reads_logits(run)
         is_wanted = self._dataset is not None and self._from_logits is not None
         self._limit = min(run.config.report_examples, run.inputs.num_eval_examples) if is_wanted else 0
-        self._batches = iter(run.eval_batches) if self._limit else iter(())
+        self._batches: Iterator | None = None
         self._done = 0  # batches
         self._found: examples.Examples | None = None
 
@@ -57,6 +57,7 @@ class _Look:
     def at_next_batch(self) -> None:
         """Looks at a batch."""
         with self._warning():
+            self._batches = self._batches or iter(self._run.eval_batches)
             x, y, mask = next(self._batches)
             outputs = self._run.replicated.engine.predict(x)  # of each replica of this worker
             if self._found is None:

@@ -113,6 +113,8 @@ def test_the_loss_says_what_outputs_are(loss: Any, expected: bool | None) -> Non
         (TABLE, [(5, 4, 3)], 0),
         (dataclasses.replace(TABLE, num_classes=2), [(5, 1)], 2),
         (TABLE, [(5, 1)], 0),
+        (dataclasses.replace(TABLE, task="regression"), [(5, 3)], 0),
+        (dataclasses.replace(TABLE, label=Array((5,), "int32")), [(5, 3)], 0),
         (SEVERAL, [(5, 3)], 3),
         (SEVERAL, [(5, 4)], 0),
     ],
@@ -161,7 +163,10 @@ def test_shares_make_no_difference(share: int) -> None:
     logits, y = logits_and_labels(200)
     logits[100:] = logits[:100]  # equal ones come in the order of the split
     y[100:] = y[:100]
-    assert seen(logits, y, share) == seen(logits, y, 32)
+    found = seen(logits, y, share)
+    assert found == seen(logits, y, 32)
+    indices = [worst["index"] for worst in found["worst"]]
+    assert indices[1::2] == [index + 100 for index in indices[::2]]
 
 
 def test_padding_what_has_no_label_and_what_is_beyond_the_limit_do_not_count() -> None:

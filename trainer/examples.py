@@ -71,8 +71,9 @@ def num_classes(spec: Spec, outputs: Sequence[np.ndarray]) -> int:
     size = outputs[0].shape[1]
     if spec.task == SEVERAL:
         return size if spec.label.shape == (size,) else 0
-    wanted = spec.num_classes or 0
-    return max(size, wanted) if size >= wanted or (size, wanted) == (1, 2) else 0
+    if spec.task != SINGLE or spec.label.shape or spec.num_classes is None:
+        return 0
+    return max(size, spec.num_classes) if size >= spec.num_classes or (size, spec.num_classes) == (1, 2) else 0
 
 
 def judge(task: str, y: np.ndarray, outputs: np.ndarray, *, from_logits: bool) -> Judged:

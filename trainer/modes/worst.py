@@ -42,7 +42,7 @@ class _Look:
     def __init__(self, run: Assembly):
         self._run = run
         self._dataset = run.inputs.dataset if isinstance(run.inputs, inputs.Inputs) else None  # else it is made up
-        self._from_logits = _reads_logits(run)
+        self._from_logits = examples.reads_logits(run.replicated.model.loss)
         is_wanted = self._dataset is not None and self._from_logits is not None
         self._limit = min(run.config.report_examples, run.inputs.num_eval_examples) if is_wanted else 0
         self._batches: Iterator | None = None
@@ -57,7 +57,8 @@ class _Look:
     def at_next_batch(self) -> None:
         """Looks at a batch."""
         with self._warning():
-            self._batches = self._batches or iter(self._run.eval_batches)
+            if self._batches is None:
+                self._batches = iter(self._run.eval_batches)
             x, y, mask = next(self._batches)
             outputs = self._run.replicated.engine.predict(x)  # of each replica of this worker
             if self._found is None:
@@ -115,10 +116,3 @@ class _Rows:
         if not self._is_here:
             self._share, self._is_here = keras.tree.map_structure(np.asarray, self._share), True
         return keras.tree.map_structure(lambda array: np.array(array[row]), self._share)
-
-
-def _reads_logits(run: Assembly) -> bool | None:
-    """As `examples.reads_logits`; None where there is nothing that could be held against classes."""
-    is_single = run.spec.task == examples.SINGLE and run.spec.label.shape == ()
-    is_of_classes = is_single or run.spec.task == examples.SEVERAL
-    return examples.reads_logits(run.replicated.model.loss) if is_of_classes else None

@@ -12,40 +12,44 @@ from typing import Any
 from keras import ops
 
 # What is kept of the steps, one vector [5] float32 so that a step reads and writes it once: every device has float32,
-# and steps of a call are few.
+# and steps of a call are few. Halted is 0, then NaN: added to anything it makes that not finite.
 _HALTED, _STEPS, _NORM_SUM, _NORM_COUNT, _OVERFLOWS = range(5)
 NOTHING = (0.0,) * 5
+_HALT = (float("nan"), 0.0, 0.0, 0.0, 0.0)
 
 
-def judge(kept: Any, norm: Any, failed: Any, scale: Any) -> tuple[Any, Any]:
-    """Whether a step counts, the same on all replicas, and what is then kept.
+def judge(kept: Any, norm: Any, loss: Any, scale: Any) -> tuple[Any, Any]:
+    """Whether a step counts, the same on all replicas, and what to add to what is kept. Of few operations: it is part
+    of every step.
 
     Args:
         kept: [5] float32.
         norm: of the gradients of the global batch, not scaled.
-        failed: whether the loss of a replica is not finite.
+        loss: finite only if the losses of all replicas are.
         scale: of the loss; a scaled gradient that overflows is how dynamic loss scaling finds its scale, and the
-            optimizer deals with it.
+            optimizer deals with it. The float 1.0 where nothing is scaled.
     """
-    counts = ops.isfinite(norm)
-    fails = ops.logical_or(failed, ops.logical_and(ops.logical_not(counts), scale <= 1.0))
-    goes_on = ops.logical_not(ops.logical_or(fails, has_halted(kept)))
-    counted = ops.logical_and(goes_on, counts)
-    overflows = ops.logical_and(goes_on, ops.logical_not(counts))
-    halted, steps, count, overflow = (
-        ops.cast(change, "float32") for change in (ops.logical_not(goes_on), goes_on, counted, overflows)
-    )
-    return goes_on, kept + ops.stack([halted, steps, ops.where(counted, norm, 0.0), count, overflow])
+    goes_on, counts = ops.isfinite(loss + kept[_HALTED]), ops.isfinite(norm)
+    counted, overflow = norm, 0.0
+    if isinstance(scale, float):
+        goes_on, counts = ops.logical_and(goes_on, counts), 1.0
+    else:
+        goes_on = ops.logical_and(goes_on, ops.logical_or(counts, scale > 1.0))
+        counted, counts = ops.where(counts, norm, 0.0), ops.cast(counts, "float32")
+        overflow = 1.0 - counts
+    change = ops.stack([ops.convert_to_tensor(part, "float32") for part in (0.0, 1.0, counted, counts, overflow)])
+    return goes_on, ops.where(goes_on, change, ops.convert_to_tensor(_HALT, "float32"))
 
 
 def has_halted(kept: Any) -> Any:
     """Whether a step of this call was not finite."""
-    return kept[_HALTED] > 0
+    return ops.isnan(kept[_HALTED])
 
 
 def end_of_call(kept: Any) -> tuple[Any, Any]:
     """Which step of the call that ends failed, float32, -1 where none did; and what is kept for the next."""
-    return ops.where(has_halted(kept), kept[_STEPS], -1.0), kept * ops.convert_to_tensor([0.0, 0.0, 1.0, 1.0, 1.0])
+    next_call = ops.convert_to_tensor([False, False, True, True, True])
+    return ops.where(has_halted(kept), kept[_STEPS], -1.0), ops.where(next_call, kept, ops.zeros_like(kept))
 
 
 def gradient_norm(kept: Any) -> Any:

@@ -1,6 +1,6 @@
 """Keras' forward pass in training as a function of arrays: weights and state go in, loss and new state come out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,12 +16,24 @@ class Forward:
 
     trainable: variables in the order of the weights. state: those in the order of the state: all that the pass may
     change, metrics and what is `beside` the model too.
+
+    Args:
+        model: built and compiled.
+        beside: variables of the state that are not the model's.
+        assign: what is done at once with an assignment to what is no state, as the pass goes on; None: it is refused.
     """
 
-    def __init__(self, model: keras.Model, beside: Sequence[keras.Variable] = ()):
+    def __init__(
+        self,
+        model: keras.Model,
+        beside: Sequence[keras.Variable] = (),
+        assign: Callable[[keras.Variable, Any], None] | None = None,
+    ):
         self._model = model
+        self._assign = assign
         self.trainable: Sequence[keras.Variable] = model.trainable_variables
         self.state: Sequence[keras.Variable] = [*model.non_trainable_variables, *model.metrics_variables, *beside]
+        self._is_state = {id(variable) for variable in self.state}
         # Ids of the state that the pass changes; known once it has been traced.
         self.assigned: set[int] = set()
 
@@ -29,13 +41,14 @@ class Forward:
         """The scaled loss of `(x, y)`, a scalar, and the state afterwards.
 
         Raises:
-            ConfigError: a layer assigns to trainable weights while it is called, or to what is not handed over.
+            ConfigError: without `assign`, where a layer assigns to trainable weights while it is called, or to what is
+                not handed over.
         """
         model = self._model
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            assigned = internals.note_assigned(scope)
+            assigned = internals.note_assigned(scope, self._has_assigned)
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)
             internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])
@@ -49,3 +62,9 @@ class Forward:
             )
         self.assigned.update(map(id, assigned))
         return scaled, [scope.get_current_value(variable) for variable in self.state]
+
+    def _has_assigned(self, variable: keras.Variable, value: Any) -> bool:
+        if self._assign is None or id(variable) in self._is_state:
+            return False
+        self._assign(variable, value)
+        return True

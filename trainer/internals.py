@@ -68,22 +68,32 @@ def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> Any:
     return model._compute_loss(x, y, y_pred, None, training=True)
 
 
-def note_loss(model: keras.Model, loss: Any, *, examples: Any) -> None:
-    """Adds the loss of a training step over `examples` examples to the mean that Keras reports."""
-    model._loss_tracker.update_state(loss, sample_weight=examples)
+def note_loss(model: keras.Model, loss: Any, *, examples: int) -> None:
+    """Adds the loss of a training step over `examples` examples to the mean that Keras reports.
+
+    As `update_state` does, which takes a dozen operations for it.
+    """
+    tracker = model._loss_tracker
+    if len(loss.shape):
+        tracker.update_state(loss, sample_weight=examples)
+        return
+    tracker.total.assign_add(ops.cast(loss, tracker.total.dtype) * examples)
+    tracker.count.assign_add(ops.cast(examples, tracker.count.dtype))
 
 
-def note_assigned(scope: keras.StatelessScope) -> list[keras.Variable]:
+def note_assigned(scope: keras.StatelessScope, keep: Callable[[keras.Variable, Any], bool]) -> list[keras.Variable]:
     """A list to which each variable is added that is assigned to within the scope.
 
-    ConfigError for one that the scope is not handed: its value would be lost.
+    Unless `keep(variable, value)` takes care of it, ConfigError for one that the scope is not handed: its value would
+    be lost.
     """
     assigned: list[keras.Variable] = []
     add = scope.add_update
 
     def noted(update: tuple) -> None:
-        _refuse_lost(scope, update[0])
-        assigned.append(update[0])
+        if not keep(*update):
+            _refuse_lost(scope, update[0])
+            assigned.append(update[0])
         add(update)
 
     scope.add_update = noted  # of this scope alone: replicas of TensorFlow are traced by turns
@@ -218,9 +228,9 @@ def is_decayed(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def scale(optimizer: keras.optimizers.Optimizer) -> Any:
-    """By what the gradients of mixed float16 are multiplied, float32; 1 for other optimizers."""
+    """By what the gradients of mixed float16 are multiplied, float32; the float 1.0 for other optimizers."""
     dynamic = getattr(optimizer, "dynamic_scale", None)
-    return ops.ones(()) if dynamic is None else ops.convert_to_tensor(dynamic.value)
+    return 1.0 if dynamic is None else ops.convert_to_tensor(dynamic.value)
 
 
 def scales(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -57,20 +57,24 @@ class Step:
         self._noted = {"counts": state["counts"]}
         alone = _without_axis(state)
         new = self._own(alone, data) if internals.overrides(self._model, "train_step") else self._keras(alone, data)
-        failed = jax.lax.psum(self._loss_failed(new["metrics"]), REPLICAS) > 0
+        loss = jax.lax.pmean(self._loss_so_far(new["metrics"]), REPLICAS)
         noted, self._noted = self._noted, {}
         if "norm" not in noted:
             raise ConfigError(
                 f"the train_step of {type(self._model).__name__} does not call self.optimizer.stateless_apply, where "
                 "gradients are averaged over the replicas and checked. Update the weights by it"
             )
-        goes_on, kept = finite.judge(state["kept"][0], noted["norm"], failed, noted["scale"])
+        goes_on, change = finite.judge(state["kept"][0], noted["norm"], loss, noted["scale"])
         new = _with_axis(new | {"state": self._agreed(alone["state"], new["state"])})
         chosen = {
             group: [jnp.where(goes_on, after, before) for before, after in zip(state[group], new[group], strict=True)]
             for group in self.groups
         }
-        return chosen | {"kept": [kept], "counts": noted["counts"], "gradients": noted.get("gradients", [])}
+        return chosen | {
+            "kept": [state["kept"][0] + change],
+            "counts": noted["counts"],
+            "gradients": noted.get("gradients", []),
+        }
 
     def test(self, state: State, data: tuple) -> list[jax.Array]:
         """Evaluates this replica's `(x, y, mask)`, mask [b] float32 with 0 for padding; returns its metrics."""
@@ -145,10 +149,10 @@ class Step:
         chosen = [(g, self.smallest[id(v)]) for g, v in pairs if id(v) in self.smallest]
         return jax.lax.cond(precision.is_counted(counts), lambda: counts, lambda: precision.counted(chosen))
 
-    def _loss_failed(self, metrics: Sequence[jax.Array]) -> jax.Array:
-        """1.0 or 0.0: the sum over steps turns NaN or infinite with the loss of the step."""
+    def _loss_so_far(self, metrics: Sequence[jax.Array]) -> jax.Array:
+        """Of this replica, float32: the sum over steps turns NaN or infinite with the loss of the step."""
         totals = [m for m, v in zip(metrics, self.groups["metrics"], strict=True) if v is self._loss_total]
-        return jnp.zeros(()) if not totals else (~jnp.isfinite(totals[0])).astype(jnp.float32)
+        return totals[0].astype(jnp.float32) if totals else jnp.zeros(())
 
     def _agreed(self, before: Sequence[jax.Array], after: Sequence[jax.Array]) -> list[jax.Array]:
         """The model's state, the same on all replicas: what steps make of it is averaged, or as its variable says."""

@@ -18,6 +18,7 @@ from trainer.backends.tensorflow import internals as own_internals
 from trainer.backends.tensorflow.cluster import StrategyCluster
 from trainer.backends.tensorflow.finite import FiniteCheck
 from trainer.backends.tensorflow.functional import FunctionalTrainStep
+from trainer.backends.tensorflow.fused import fuse
 from trainer.backends.tensorflow.precision import GradientFit
 from trainer.errors import ConfigError
 from trainer.remat import rematerialise
@@ -46,40 +47,39 @@ class Engine:
             self._prepare = tf.function(prepare, jit_compile=True, autograph=False)
         with self.strategy.scope():
             self._state = internals.float_state(model)
-            self._finite = FiniteCheck(model, [*internals.step_state(model), *model.metrics_variables])
+            self._finite = FiniteCheck(model)
             rematerialise(model, remat)
             self._fit = GradientFit(model)
-        # What train_step returned when it was traced: symbolic tensors, of which only the names are used.
+        for optimizer in internals.optimizers(model):
+            fuse(optimizer)
+        # What a train_step of the model's own returned when it was traced: of the tensors only the names are used.
         self._returned: Any = None
-        self._train_step = self._pick_train_step(xla, microbatches)
+        self._step = self._pick_step(xla, microbatches)
         self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
         self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
         self._predict = tf.function(self._outputs, autograph=False)
 
-    def _pick_train_step(self, xla: bool, microbatches: int) -> Callable:
+    def _pick_step(self, xla: bool, microbatches: int) -> Callable[[Any], None]:
         reason = refusals.reason_against_xla(self.model, self._num_replicas) if xla else None
         if reason:
             raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
         if xla:
             own_internals.swallow_first_xla_notice()
-        if internals.overrides(self.model, "train_step"):
-            step = self.model.train_step
-            return tf.function(step, jit_compile=True, autograph=False) if xla else step
-        if xla or microbatches > 1:
-            return FunctionalTrainStep(self.model, microbatches=microbatches, xla=xla)
-        return self.model.train_step
+        if not internals.overrides(self.model, "train_step"):
+            return FunctionalTrainStep(self.model, self._finite, microbatches=microbatches, xla=xla)
+        step = self.model.train_step
+        compiled = tf.function(step, jit_compile=True, autograph=False) if xla else step
+        return lambda data: self._finite.undone_unless_finite(lambda: self._own_step(compiled, data))
 
     # One step on one replica, in its context and within `tracing`.
 
     def train_step(self, data: Any) -> tf.Tensor:
         """Trains on this replica's share of a batch; returns the number of steps done so far, int64."""
-        if self._prepare is not None:
-            data = self._prepare(data)
-        self._finite.undone_unless_finite(lambda: self._step(data))
+        self._step(data if self._prepare is None else self._prepare(data))
         return tf.convert_to_tensor(self.model.optimizer.iterations)
 
-    def _step(self, data: Any) -> None:
-        self._returned = self._train_step(data)
+    def _own_step(self, train_step: Callable, data: Any) -> None:
+        self._returned = train_step(data)
         replica = tf.distribute.get_replica_context()
         if self._state and self._num_replicas > 1:
             means = replica.all_reduce(tf.distribute.ReduceOp.MEAN, [v.value.read_value() for v in self._state])

@@ -1,9 +1,10 @@
-"""The train step as a function of tensors: for XLA on CPU and GPU, and for a batch that is computed in parts."""
+"""The train step as a function of tensors: what it makes of weights and state is assigned at its end, or not at all."""
 
 import keras
 import tensorflow as tf
 
 from trainer import internals
+from trainer.backends.tensorflow.finite import FiniteCheck
 from trainer.forward import Forward
 
 Tensors = list[tf.Tensor]
@@ -14,34 +15,35 @@ class FunctionalTrainStep:
 
     XLA cannot compile a step that reads the variables of another replica's device or exchanges gradients (keras 19005,
     tensorflow 53140), nor can a loop on the device hold variables of several: so variables go in and come out as
-    tensors, and the optimizer runs outside.
+    tensors, and the optimizer runs outside. A step that is not finite has then changed nothing, and needs no undoing.
 
     Args:
         model: built and compiled, without a `train_step` of its own.
+        check: averages gradients and statistics over the replicas, and assigns what the step has made.
         microbatches: equal parts of a replica's share that are computed one after the other. Their gradients are
             averaged and applied once, so that activations of one part alone take memory. Each part has batch statistics
             and dropout masks of its own.
         xla: compile it.
     """
 
-    def __init__(self, model: keras.Model, *, microbatches: int, xla: bool):
-        self._model = model
+    def __init__(self, model: keras.Model, check: FiniteCheck, *, microbatches: int, xla: bool):
+        self._model, self._check = model, check
         self._microbatches = microbatches
+        is_plain = microbatches == 1 and not xla
         # What is drawn without a generator moves on too.
-        self._forward = Forward(model, [internals.global_seed()])
+        self._forward = Forward(model, [internals.global_seed()], _assign if is_plain else None)
         passes = self._one_pass if microbatches == 1 else self._passes
         self._forward_backward = tf.function(passes, jit_compile=True, autograph=False) if xla else passes
 
-    def __call__(self, data: tuple) -> dict[str, tf.Tensor]:
-        optimizer = self._model.optimizer
-        weights = [tf.convert_to_tensor(v.value) for v in self._forward.trainable]
-        state = [tf.convert_to_tensor(v.value) for v in self._forward.state]
+    def __call__(self, data: tuple) -> None:
+        optimizer, forward = self._model.optimizer, self._forward
+        weights = [tf.convert_to_tensor(v.value) for v in forward.trainable]
+        state = [tf.convert_to_tensor(v.value) for v in forward.state]
         loss_scale = optimizer.scale_loss(tf.constant(1.0))
         gradients, new_state = self._forward_backward(weights, state, data, loss_scale)
-        for variable, value in zip(self._forward.state, new_state, strict=True):
-            variable.assign(value)
-        optimizer.apply_gradients(zip(gradients, self._forward.trainable, strict=True))
-        return self._model.get_metrics_result()
+        changed = [pair for pair in zip(forward.state, new_state, strict=True) if id(pair[0]) in forward.assigned]
+        with self._check.with_update(changed):
+            optimizer.apply_gradients(zip(gradients, forward.trainable, strict=True))
 
     def _passes(
         self, weights: Tensors, state: Tensors, data: tuple, loss_scale: tf.Tensor
@@ -79,3 +81,8 @@ class FunctionalTrainStep:
             tape.watch(weights)
             scaled, state = self._forward(weights, state, data, loss_scale)
         return tape.gradient(scaled, weights), state
+
+
+def _assign(variable: keras.Variable, value: tf.Tensor) -> None:
+    """What is beside the state, or weights, that a layer assigns to while it is called."""
+    variable.value.assign(tf.cast(value, variable.value.dtype))

@@ -34,6 +34,24 @@ def before_apply(optimizer: keras.optimizers.Optimizer, intervene: Apply) -> Non
     inner._all_reduce_sum_gradients = list
 
 
+def once_a_step(optimizer: keras.optimizers.Optimizer, prepare: Callable[[Any], list[tf.Tensor]]) -> None:
+    """Gives each `update_step` what `prepare(learning_rate)` returns in place of the learning rate.
+
+    It is called once a step on each replica, not once a variable.
+    """
+    update = optimizer._backend_update_step
+
+    def prepared(gradients: Sequence, variables: Sequence, learning_rate: Any) -> None:
+        update(gradients, variables, prepare(learning_rate))
+
+    optimizer._backend_update_step = prepared
+
+
+def slot_handle(optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: Any) -> tf.Tensor:
+    """Of what an optimizer keeps for `variable`, one of `slots`, the copy on the device of an `update_step`."""
+    return slots[optimizer._get_variable_index(variable)].value.handle
+
+
 def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:
     """Runs `function(tensors)` on a replica where `condition`, the same on all replicas, holds.
 

@@ -1,4 +1,8 @@
-"""Updates of Keras' SGD and Adam by the kernels that TensorFlow has for them: one pass over a variable, not ten."""
+"""Updates of Keras' SGD and Adam in fewer operations, which small models are made of.
+
+Of SGD by the kernel that TensorFlow has for it. That of Adam rounds 1 - beta_2 otherwise than Keras does, which in the
+course of a run shows; so of Adam only what is the same for all variables is computed once a step, and no bit changes.
+"""
 
 from typing import Any
 
@@ -7,96 +11,67 @@ import tensorflow as tf
 
 from trainer.backends.tensorflow import internals
 
-# TensorFlow's kernel of Adam on a CPU wakes all threads even for a handful of numbers: it takes the cost of one for
-# that of all. Elements from which on it is ahead of Keras' operations.
-_WORTHWHILE = 2**16
-
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets the optimizer update float32 variables by a kernel, where there is one of its very formula.
+    """Replaces the update of float32 variables, where there is another one for it.
 
-    Not where something else has replaced its update already, as learning rates by layer do.
+    Not where something else has replaced it already, as learning rates by layer do.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    kernel = _KERNELS.get(type(inner).update_step)
-    if kernel is None or "update_step" in vars(inner):
+    update = _UPDATES.get(type(inner).update_step)
+    if update is None or "update_step" in vars(inner):
         return
     update_step = inner.update_step
 
     def fused(gradient: tf.Tensor, variable: tf.Variable, of_step: list[tf.Tensor]) -> None:
-        if kernel.is_worthwhile(variable):
-            kernel.update(inner, tf.cast(gradient, tf.float32), variable, *of_step)
+        if variable.dtype == tf.float32:
+            update(inner, tf.cast(gradient, tf.float32), variable, of_step)
         else:
             update_step(gradient, variable, of_step[0])
 
+    def once(learning_rate: Any) -> list[tf.Tensor]:
+        rate = tf.cast(learning_rate, tf.float32)
+        return [rate, _adams_rate(inner, rate)] if update is _adam else [rate]
+
     inner.update_step = fused
-    internals.once_a_step(inner, lambda learning_rate: kernel.of_step(inner, tf.cast(learning_rate, tf.float32)))
+    internals.once_a_step(inner, once)
 
 
-class _Sgd:
-    def is_worthwhile(self, variable: tf.Variable) -> bool:
-        return variable.dtype == tf.float32
-
-    def of_step(self, optimizer: keras.optimizers.SGD, learning_rate: tf.Tensor) -> list[tf.Tensor]:
-        """What is the same for all variables."""
-        return [learning_rate]
-
-    def update(
-        self, optimizer: keras.optimizers.SGD, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
-    ) -> None:
-        if optimizer.momentum == 0:
-            tf.raw_ops.ResourceApplyGradientDescent(
-                var=variable.handle, alpha=learning_rate, delta=gradient, use_locking=True
-            )
-            return
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle,
-            accum=internals.slot_handle(optimizer, optimizer.momentums, variable),
-            lr=learning_rate,
-            grad=gradient,
-            momentum=optimizer.momentum,
-            use_nesterov=optimizer.nesterov,
-            use_locking=True,
-        )
+def _sgd(optimizer: keras.optimizers.SGD, gradient: tf.Tensor, variable: tf.Variable, of_step: list[tf.Tensor]) -> None:
+    [rate] = of_step
+    if optimizer.momentum == 0:
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient, use_locking=True)
+        return
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=internals.slot(optimizer, optimizer.momentums, variable).handle,
+        lr=rate,
+        grad=gradient,
+        momentum=optimizer.momentum,
+        use_nesterov=optimizer.nesterov,
+        use_locking=True,
+    )
 
 
-class _Adam:
-    def is_worthwhile(self, variable: tf.Variable) -> bool:
-        is_small = "CPU" in variable.device and variable.shape.num_elements() < _WORTHWHILE
-        return variable.dtype == tf.float32 and not is_small
-
-    def of_step(self, optimizer: keras.optimizers.Adam, learning_rate: tf.Tensor) -> list[tf.Tensor]:
-        """What is the same for all variables."""
-        step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
-        return [learning_rate, tf.pow(optimizer.beta_1, step), tf.pow(optimizer.beta_2, step)]
-
-    def update(
-        self,
-        optimizer: keras.optimizers.Adam,
-        gradient: tf.Tensor,
-        variable: tf.Variable,
-        learning_rate: tf.Tensor,
-        beta1_power: tf.Tensor,
-        beta2_power: tf.Tensor,
-    ) -> None:
-        given = {
-            "var": variable.handle,
-            "m": internals.slot_handle(optimizer, optimizer._momentums, variable),
-            "v": internals.slot_handle(optimizer, optimizer._velocities, variable),
-            "beta1_power": beta1_power,
-            "beta2_power": beta2_power,
-            "lr": learning_rate,
-            "beta1": optimizer.beta_1,
-            "beta2": optimizer.beta_2,
-            "epsilon": optimizer.epsilon,
-            "grad": gradient,
-            "use_locking": True,
-        }
-        if optimizer.amsgrad:
-            largest = internals.slot_handle(optimizer, optimizer._velocity_hats, variable)
-            tf.raw_ops.ResourceApplyAdamWithAmsgrad(vhat=largest, **given)
-        else:
-            tf.raw_ops.ResourceApplyAdam(use_nesterov=False, **given)
+def _adams_rate(optimizer: keras.optimizers.Adam, learning_rate: tf.Tensor) -> tf.Tensor:
+    """With the correction of the moments' bias at the start (arXiv:1412.6980, end of section 2)."""
+    step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
+    return learning_rate * tf.sqrt(1 - tf.pow(optimizer.beta_2, step)) / (1 - tf.pow(optimizer.beta_1, step))
 
 
-_KERNELS: dict[Any, Any] = {keras.optimizers.SGD.update_step: _Sgd(), keras.optimizers.Adam.update_step: _Adam()}
+def _adam(
+    optimizer: keras.optimizers.Adam, gradient: tf.Tensor, variable: tf.Variable, of_step: list[tf.Tensor]
+) -> None:
+    _, rate = of_step
+    mean = internals.slot(optimizer, optimizer._momentums, variable)
+    square = internals.slot(optimizer, optimizer._velocities, variable)
+    mean.assign_add((gradient - mean) * (1 - optimizer.beta_1))
+    square.assign_add((tf.square(gradient) - square) * (1 - optimizer.beta_2))
+    if optimizer.amsgrad:
+        largest = internals.slot(optimizer, optimizer._velocity_hats, variable)
+        largest.assign(tf.maximum(largest, square))
+        square = largest
+    variable.assign_sub(mean * rate / (tf.sqrt(square) + optimizer.epsilon))
+
+
+_UPDATES: dict[Any, Any] = {keras.optimizers.SGD.update_step: _sgd, keras.optimizers.Adam.update_step: _adam}

@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras.src.random import seed_generator as keras_seed_generator
 from tensorflow.python.distribute import mirrored_run
 
+from trainer import internals
+
 Apply = Callable[[Sequence, Callable[[Sequence], None]], None]
 
 
@@ -47,9 +49,9 @@ def once_a_step(optimizer: keras.optimizers.Optimizer, prepare: Callable[[Any], 
     optimizer._backend_update_step = prepared
 
 
-def slot_handle(optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: Any) -> tf.Tensor:
-    """Of what an optimizer keeps for `variable`, one of `slots`, the copy on the device of an `update_step`."""
-    return slots[optimizer._get_variable_index(variable)].value.handle
+def slot(optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: Any) -> tf.Variable:
+    """What an optimizer keeps for `variable` in one of `slots`, as `update_step` is given the variable."""
+    return internals.slot(optimizer, slots, variable).value
 
 
 def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: Sequence) -> None:

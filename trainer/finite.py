@@ -18,26 +18,27 @@ NOTHING = (0.0,) * 5
 _HALT = (float("nan"), 0.0, 0.0, 0.0, 0.0)
 
 
-def judge(kept: Any, norm: Any, loss: Any, scale: Any) -> tuple[Any, Any]:
-    """Whether a step counts, the same on all replicas, and what to add to what is kept. Of few operations: it is part
-    of every step.
+def judge(kept: Any, half_square: Any, loss: Any, scale: Any) -> tuple[Any, Any]:
+    """Whether a step counts, the same on all replicas, and what to add to what is kept.
+
+    Of few operations, and of fewer until it is known whether the step counts: all updates wait for that.
 
     Args:
         kept: [5] float32.
-        norm: of the gradients of the global batch, not scaled.
+        half_square: half the sum of the squares of the scaled gradients of the global batch.
         loss: finite only if the losses of all replicas are.
         scale: of the loss; a scaled gradient that overflows is how dynamic loss scaling finds its scale, and the
             optimizer deals with it. The float 1.0 where nothing is scaled.
     """
-    goes_on, counts = ops.isfinite(loss + kept[_HALTED]), ops.isfinite(norm)
-    counted, overflow = norm, 0.0
+    goes_on, counts = ops.isfinite(loss + kept[_HALTED]), ops.isfinite(half_square)
+    norm = ops.sqrt(2.0 * half_square) / scale
     if isinstance(scale, float):
-        goes_on, counts = ops.logical_and(goes_on, counts), 1.0
+        goes_on, counted, overflows = ops.logical_and(goes_on, counts), 1.0, 0.0
     else:
         goes_on = ops.logical_and(goes_on, ops.logical_or(counts, scale > 1.0))
-        counted, counts = ops.where(counts, norm, 0.0), ops.cast(counts, "float32")
-        overflow = 1.0 - counts
-    change = ops.stack([ops.convert_to_tensor(part, "float32") for part in (0.0, 1.0, counted, counts, overflow)])
+        norm, counted = ops.where(counts, norm, 0.0), ops.cast(counts, "float32")
+        overflows = 1.0 - counted
+    change = ops.stack([ops.convert_to_tensor(part, "float32") for part in (0.0, 1.0, norm, counted, overflows)])
     return goes_on, ops.where(goes_on, change, ops.convert_to_tensor(_HALT, "float32"))
 
 

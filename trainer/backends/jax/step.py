@@ -59,12 +59,12 @@ class Step:
         new = self._own(alone, data) if internals.overrides(self._model, "train_step") else self._keras(alone, data)
         loss = jax.lax.pmean(self._loss_so_far(new["metrics"]), REPLICAS)
         noted, self._noted = self._noted, {}
-        if "norm" not in noted:
+        if "half_square" not in noted:
             raise ConfigError(
                 f"the train_step of {type(self._model).__name__} does not call self.optimizer.stateless_apply, where "
                 "gradients are averaged over the replicas and checked. Update the weights by it"
             )
-        goes_on, change = finite.judge(state["kept"][0], noted["norm"], loss, noted["scale"])
+        goes_on, change = finite.judge(state["kept"][0], noted["half_square"], loss, noted["scale"])
         new = _with_axis(new | {"state": self._agreed(alone["state"], new["state"])})
         chosen = {
             group: [jnp.where(goes_on, after, before) for before, after in zip(state[group], new[group], strict=True)]
@@ -139,7 +139,7 @@ class Step:
         means = jax.lax.pmean(list(gradients), REPLICAS)
         scale = internals.scale(optimizer)
         squares = [jnp.sum(jnp.square(mean.astype(jnp.float32))) for mean in means]
-        self._noted |= {"norm": jnp.sqrt(sum(squares)) / scale, "scale": scale}
+        self._noted |= {"half_square": 0.5 * sum(squares), "scale": scale}
         if self.keeps_gradients:
             self._noted["gradients"] = [mean.astype(jnp.float32) / scale for mean in means]
         return means

@@ -98,11 +98,10 @@ class Engine:
 
         def loop(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
             def body(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                # The clock starts when the step before has been issued, so what it shows is time lost to the input.
-                with tf.control_dependencies([done]):
-                    asked = tf.timestamp()
-                with tf.control_dependencies([asked]):
-                    batch = next(iterator)
+                # An iteration begins when the step before has been issued, and the clock with it, so what it shows is
+                # time lost to the input. Nothing waits for the clock.
+                asked = tf.timestamp()
+                batch = next(iterator)
                 with tf.control_dependencies(_local_tensors(self.strategy, batch)):
                     waited += tf.timestamp() - asked
                 out = self.strategy.run(step_fn, args=(batch,))

@@ -3,12 +3,21 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from trainer import finite, internals
 from trainer.backends.tensorflow import internals as own_internals
+
+
+class Change(NamedTuple):
+    """What a step makes of a variable on a replica."""
+
+    variable: keras.Variable
+    before: tf.Tensor
+    after: tf.Tensor
 
 
 class FiniteCheck:
@@ -22,7 +31,7 @@ class FiniteCheck:
         self._loss_total = internals.loss_total(model)
         self._guarded = [*internals.step_state(model), *model.metrics_variables]
         self._averaged = {id(variable) for variable in internals.float_state(model)}
-        self._beside = threading.local()  # each replica is traced by a thread of its own
+        self._with_update = threading.local()  # each replica is traced by a thread of its own
         # Each replica writes its own copy, all the same.
         self._state = tf.Variable(
             tf.constant(finite.NOTHING),
@@ -68,49 +77,44 @@ class FiniteCheck:
         tf.cond(finite.has_halted(self._state.read_value()), undo, lambda: None)
 
     @contextlib.contextmanager
-    def with_update(self, values: Sequence[tuple[keras.Variable, tf.Tensor]]) -> Iterator[None]:
-        """Where an optimizer that updates weights assigns these on the replica too, the model's statistics averaged.
+    def with_update(self, changes: Sequence[Change]) -> Iterator[None]:
+        """Where an optimizer that updates the weights lets these change too, the model's statistics averaged.
 
         For a step that leaves all else alone: nothing is to be undone then, and what the replicas exchange goes
         together.
         """
-        self._beside.values = values
+        self._with_update.changes = changes
         try:
             yield
         finally:
-            self._beside.values = ()
+            self._with_update.changes = ()
 
     def _checked(self, optimizer: keras.optimizers.Optimizer) -> own_internals.Apply:
         """An `apply` that averages the gradients over the replicas, and applies them only if they are finite."""
 
         def checked_apply(gradients: Sequence, apply: Callable[[Sequence], None]) -> None:
-            beside = list(getattr(self._beside, "values", ()))
-            statistics = [index for index, (variable, _) in enumerate(beside) if id(variable) in self._averaged]
+            changes: Sequence[Change] = getattr(self._with_update, "changes", ())
+            statistics = [change.after for change in changes if id(change.variable) in self._averaged]
             # Dense: on a TPU they are so anyway, and slices of several replicas do not add up elsewhere.
             present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-            exchanged = [self._loss_so_far(beside), *present, *(beside[index][1] for index in statistics)]
+            exchanged = [self._loss_so_far(changes), *statistics, *present]
             loss, *means = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, exchanged)
-            for index in reversed(statistics):
-                beside[index] = (beside[index][0], means.pop())
-            scale = internals.scale(optimizer)
-            norm = tf.linalg.global_norm([tf.cast(mean, tf.float32) for mean in means]) / scale
-            goes_on, change = finite.judge(self._state.read_value(), norm, loss, scale)
-            self._state.assign_add(change)
             remaining = iter(means)
+            afterwards = [next(remaining) if id(c.variable) in self._averaged else c.after for c in changes]
             averaged = [None if g is None else next(remaining) for g in gradients]
-
-            def update(tensors: Sequence) -> None:
-                apply(tensors[: len(averaged)])
-                for (variable, _), value in zip(beside, tensors[len(averaged) :], strict=True):
-                    variable.assign(value)
-
-            own_internals.run_if(goes_on, update, [*averaged, *(value for _, value in beside)])
+            half_square = tf.add_n([tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in averaged if g is not None])
+            scale = internals.scale(optimizer)
+            goes_on, kept = finite.judge(self._state.read_value(), half_square, loss, scale)
+            self._state.assign_add(kept)
+            for change, after in zip(changes, afterwards, strict=True):
+                change.variable.assign(tf.where(goes_on, after, change.before))
+            own_internals.run_if(goes_on, apply, averaged)
 
         return checked_apply
 
-    def _loss_so_far(self, beside: Sequence[tuple[keras.Variable, tf.Tensor]]) -> tf.Tensor:
+    def _loss_so_far(self, changes: Sequence[Change]) -> tf.Tensor:
         """Of this replica, float32: the sum over steps turns NaN or infinite with the loss of the step."""
         if self._loss_total is None:
             return tf.constant(0.0)
-        now = [value for variable, value in beside if variable is self._loss_total] or [self._loss_total.value]
-        return tf.cast(now[0], tf.float32)
+        now = [change.after for change in changes if change.variable is self._loss_total]
+        return tf.cast(now[0] if now else self._loss_total.value, tf.float32)

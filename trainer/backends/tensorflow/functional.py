@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from trainer import internals
-from trainer.backends.tensorflow.finite import FiniteCheck
+from trainer.backends.tensorflow.finite import Change, FiniteCheck
 from trainer.forward import Forward
 
 Tensors = list[tf.Tensor]
@@ -41,8 +41,8 @@ class FunctionalTrainStep:
         state = [tf.convert_to_tensor(v.value) for v in forward.state]
         loss_scale = optimizer.scale_loss(tf.constant(1.0))
         gradients, new_state = self._forward_backward(weights, state, data, loss_scale)
-        changed = [pair for pair in zip(forward.state, new_state, strict=True) if id(pair[0]) in forward.assigned]
-        with self._check.with_update(changed):
+        changes = map(Change, forward.state, state, new_state)
+        with self._check.with_update([change for change in changes if id(change.variable) in forward.assigned]):
             optimizer.apply_gradients(zip(gradients, forward.trainable, strict=True))
 
     def _passes(

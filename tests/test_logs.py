@@ -146,6 +146,20 @@ def test_no_secret_passes(say: Callable, capsys: pytest.CaptureFixture, format: 
     assert "SECRET" not in out + err
 
 
+def test_quiet_leaves_results_and_warnings(say: Callable, capsys: pytest.CaptureFixture) -> None:
+    say("text", quiet=True)
+    _log.info("step 1")
+    _log.log(logs.RESULT, TABLE)
+    _log.warning("odd")
+    assert capsys.readouterr() == (f"{TABLE}\n", "trainer: warning: odd\n")
+    say("json", quiet=True)
+    _log.log(logs.RESULT, TABLE)
+    assert _entries(capsys.readouterr().out)[0]["severity"] == "INFO"
+    say("text", quiet=True, worker_index=1)
+    _log.log(logs.RESULT, TABLE)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_second_call_replaces_the_first(say: Callable, capsys: pytest.CaptureFixture) -> None:
     say("text")
     say("json")

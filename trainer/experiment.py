@@ -7,6 +7,7 @@ on it. Nothing is written to `model_dir` before all of it stands.
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import logging
 import os
@@ -17,9 +18,24 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from data import catalog
-from trainer import cluster, diagnose, export, guard, hardware, inputs, logs, models, run_dir, series, storage, supply
+from trainer import (
+    cluster,
+    diagnose,
+    export,
+    guard,
+    hardware,
+    inputs,
+    logs,
+    models,
+    progress,
+    run_dir,
+    series,
+    storage,
+    supply,
+    terminal,
+)
 from trainer.assembly import Assembly
-from trainer.callbacks.clock import Clock
+from trainer.callbacks.clock import DOING, Clock
 from trainer.config import Config, differences
 from trainer.errors import ConfigError
 from trainer.modes import parity
@@ -57,6 +73,7 @@ def run(
         TrainerError, DataError: anything its user can mend, before or while it happens.
     """
     clock = Clock(started)
+    terminal.show(functools.partial(_live, clock, config.mode))
     start = _Start(config, origins, argv, clock, models.find(config.model, config.model_options), stops)
     if config.mode in inputs.REHEARSING_MODES:
         stops.when = f"during {config.mode}"
@@ -72,7 +89,8 @@ def run(
     target = cluster.locate(target, timeout_secs=config.connect_timeout_secs)
     if target.workers:
         workers = {"worker_index": target.workers.index, "num_workers": len(target.workers.addresses)}
-        logs.configure(config.log_format, redact=redact, **workers)
+        logs.configure(config.log_format, redact=redact, quiet=config.quiet, **workers)
+        terminal.leave()  # workers may share one
     _refuse_idle_evaluator(target, config)
     if config.mode == inputs.PROFILING:
         _refuse_several_machines(target)
@@ -81,6 +99,15 @@ def run(
         _follow(start, target)
     else:
         _run_on(start, target)
+
+
+def _live(clock: Clock, mode: str, columns: int) -> str:
+    """The line at the bottom of a terminal, as long as nothing is trained."""
+    part, secs = clock.current()
+    if part not in DOING or part == "start_up":  # all that no part claims
+        secs = sum(clock.seconds().values())
+        part = "other" if mode in inputs.TRYING_MODES else part
+    return progress.live(columns, f"{DOING.get(part, mode)} {progress.duration(secs)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +141,7 @@ def _run_on(start: _Start, target: hardware.Target) -> None:
         stack.enter_context(diagnose.kept(folder.path, redact))
         _refuse_local_paths(target, config, read)
         if trains and (reason := _nothing_to_do(config, folder, of_series, read.identity())):
-            _log.info("%s", reason)
+            _log.log(logs.RESULT, "%s", reason)
             return
         if target.is_chief and (tries or trains):
             folder.check_writable()
@@ -195,7 +222,7 @@ def _follow(start: _Start, target: hardware.Target) -> None:
     with storage.explained(start.config.model_dir):
         config, of, read = _open(start.config, None)
         if of is not None and of.has_nothing_new(read.identity()):
-            _log.info("%s", _NOTHING_NEW.format(of.root))
+            _log.log(logs.RESULT, "%s", _NOTHING_NEW.format(of.root))
             return
     folder = _folder(config)
     own = run_dir.RunDir(folder.file(run_dir.EVALUATOR))

@@ -19,6 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
+from trainer import terminal
+
+# Of what is said of its own accord and is no warning: what the user asked for, which `quiet` leaves.
+RESULT = (logging.INFO + logging.WARNING) // 2
 FORMATS = ("text", "json")
 _OURS = "trainer"
 _STDERR = 2
@@ -27,14 +31,22 @@ _LABELS = "logging.googleapis.com/labels"
 _log = logging.getLogger(_OURS)
 
 
-def configure(format: str, *, redact: Callable[[str], str], worker_index: int = 0, num_workers: int = 1) -> None:
-    """Sends what is logged to stdout (INFO) and stderr (WARNING and above); a second call replaces the first.
+def configure(
+    format: str,
+    *,
+    redact: Callable[[str], str],
+    quiet: bool = False,
+    worker_index: int = 0,
+    num_workers: int = 1,
+) -> None:
+    """Sends what is logged to stdout (INFO, RESULT) and stderr (WARNING and above); a second call replaces the first.
 
     Workers but the chief, of index 0, keep to warnings and errors. Uncaught exceptions of any thread are logged too.
 
     Args:
         format: of `FORMATS`.
         redact: takes secrets out of a text; every text passes through it.
+        quiet: leave out INFO.
         worker_index: of this process among those that train together.
         num_workers: how many these are.
     """
@@ -46,7 +58,8 @@ def configure(format: str, *, redact: Callable[[str], str], worker_index: int = 
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, _Console)]:
         root.removeHandler(old)
-    root.addHandler(_Console(formatter, logging.INFO if worker_index == 0 else logging.WARNING))
+    level = logging.WARNING if worker_index else RESULT if quiet else logging.INFO
+    root.addHandler(_Console(formatter, level))
     _log.setLevel(logging.INFO)
     # TensorFlow brings a handler of its own where it was imported before the root logger had any.
     tensorflow = logging.getLogger("tensorflow")
@@ -80,6 +93,7 @@ def write_last_words(message: str, exit_code: int, *, stack: str | None = None) 
     """The same for a process that ends from a thread: past logging and `sys.stderr`, whose locks others may hold."""
     record = logging.LogRecord(_OURS, logging.ERROR, __file__, 0, message, None, None, sinfo=stack)
     record.fields, record.is_last_word = {"exit_code": exit_code}, True
+    terminal.leave()
     os.write(_STDERR, f"{_formatter.format(record)}\n".encode())
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 from data import catalog
-from trainer import backend, config, diagnose, errors, flags, logs
+from trainer import backend, config, diagnose, errors, flags, logs, progress, terminal
 from trainer.doctor import packages
 from trainer.redact import redact
 from trainer.watch import stopping
@@ -27,7 +27,10 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
     if command.print_config:
         print(config.to_json(settings), end="")
         return errors.EXIT_OK
-    logs.configure(settings.log_format, redact=redact)
+    logs.configure(settings.log_format, redact=redact, quiet=settings.quiet)
+    if settings.log_format == "text" and not settings.quiet:
+        doing = "doctor" if settings.mode == "doctor" else "starting"
+        terminal.begin(lambda columns: progress.live(columns, f"{doing} {_since(started)}"))
     if os.environ.get("KERAS_BACKEND", settings.backend) != settings.backend:
         _log.warning(
             "KERAS_BACKEND=%s has no effect: --backend says what Keras computes with, %s here",
@@ -49,6 +52,10 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
     return errors.EXIT_OK
 
 
+def _since(started: float) -> str:
+    return progress.duration(time.monotonic() - started)
+
+
 def _read(path: str) -> str:
     """The text of a config file; only one that is not on this machine takes TensorFlow."""
     if "://" not in path:
@@ -67,6 +74,8 @@ def _main() -> int:
     except BaseException as error:  # sys.exit() of a model's code must not pass for the end of a run
         stops.settle()
         return diagnose.report(error, redact)
+    finally:
+        terminal.leave()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.callbacks import killed_runs
 from tests.conftest import GUARD_SECS, ROOT, clean_environ
 from trainer import run_dir
 from trainer.callbacks import Loop, buffered, events, lines, metrics, records
+from trainer.progress import Progress
 
 TRAIN_STEPS = [step for step in range(2, killed_runs.STEPS + 1, 2) if killed_runs.is_report(step)]
 EVAL_STEPS = [20, 40, 60]
@@ -86,7 +87,8 @@ def test_kills_leave_neither_gaps_nor_doubles_on_gcs(tmp_path: pathlib.Path) -> 
 
 def test_all_outputs_show_one_record(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trainer")
-    sinks = [_file(tmp_path), events.Events(str(tmp_path / "tb")), lines.Lines(240)]
+    at = Progress(150, 240, 12.0, steps_per_sec=100.0, secs_left=72.4)
+    sinks = [_file(tmp_path), events.Events(str(tmp_path / "tb")), lines.Lines(240, lambda: at)]
     log = records.Records(lambda step: step == 150, sinks, global_batch_size=128, start_step=100)
     log.on_loop_end(Loop(100, 101, 30.0, 20.0, {"loss": 9.0}, 1e-3, first=True))
     log.on_loop_end(
@@ -113,11 +115,12 @@ def test_all_outputs_show_one_record(tmp_path: pathlib.Path, caplog: pytest.LogC
     for name in train.keys() - {"step"}:
         assert _scalars(tmp_path / "tb", name) == [(150, pytest.approx(train[name]))]
     assert [record.getMessage() for record in caplog.records] == [
-        "step 150/240  loss 0.4312  accuracy 0.871  grad 1.82  lr 1.0e-03  12,800 examples/s  10.0 ms/step  "
-        f"input 1.0 ms  {memory:,.0f} MiB",
+        "step 150/240  62%  epoch 12.5  1 min 12 s left  loss 0.4312  accuracy 0.871  grad 1.82  lr 1.0e-03  "
+        f"12,800 examples/s  10.0 ms/step  input 1.0 ms  {memory:,.0f} MiB",
         "step 150/240  eval loss 0.5  accuracy 0.75",
     ]
-    assert caplog.records[0].fields == {"train_steps": 240, **train}
+    reached = {"progress_percent": 62.5, "epoch": 12.5, "steps_per_sec": 100.0, "secs_left": 72.4}
+    assert caplog.records[0].fields == {"train_steps": 240, **train, **reached}
 
 
 def test_a_report_of_the_compiling_loop_alone_has_all_fields(tmp_path: pathlib.Path) -> None:
@@ -319,6 +322,23 @@ def test_the_console_shows_few_train_lines_and_all_evaluations(caplog: pytest.Lo
     assert [step for step, evaluates in said if evaluates] == [500, 1000]
     assert said[-1] == (1000, False)  # the last, also of a run that stops early
     assert len(said) < 20
+
+
+def test_a_run_of_a_week_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "trainer")
+    now = 1e6
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    sink = lines.Lines(10**9)
+    for step in range(1, 2 * 3600 + 1):  # a report a second
+        now += 1.0
+        sink.write(_train(step, loss=1.0))
+    said = [record.fields["step"] for record in caplog.records]
+    gaps = {at: following - at for at, following in zip(said, said[1:], strict=False)}
+    assert {gap for at, gap in gaps.items() if at < 55} == {2}
+    assert {gap for at, gap in gaps.items() if 290 < at < 310} <= {10, 11}
+    assert {gap for at, gap in gaps.items() if at > 1_800} == {60}
 
 
 def test_a_removed_directory_does_not_come_back(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tests.watch.http_server import HttpServer
+from trainer import logs
 from trainer.watch import alerts as alerts_lib
 
 GUARD_SECS = 30
@@ -64,7 +65,8 @@ def test_without_a_webhook_it_is_the_log(caplog):
     alerts = alerts_lib.Alerts(None, "run")
     alerts.send("finished", "at https://example.com/SECRET", "INFO")
     alerts.close(GUARD_SECS)
-    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "finished: at https://example.com/...")]
+    said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert said == [(logs.RESULT, "finished: at https://example.com/...")]  # also of a run that is --quiet
 
 
 def test_what_the_log_has_already_is_not_said_twice(caplog):

@@ -22,6 +22,17 @@ PARTS = (
     "other",
 )
 
+# What is being done while a part runs, for people; of the others the mode says it.
+DOING = {
+    "start_up": "starting",
+    "connecting": "connecting",
+    "compiling": "compiling the first step",
+    "evaluation": "evaluating",
+    "checkpoint_stall": "saving",
+    "export": "exporting",
+    "waiting": "waiting",
+}
+
 _MOST_POINTS = 4096
 
 
@@ -38,7 +49,7 @@ class Clock:
     def __init__(self, started: float):
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._open = ["start_up"]
-        self._counted = started  # everything before is in _seconds
+        self._counted = self._since = started  # everything before is in _seconds; when the open part began to run
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -57,6 +68,7 @@ class Clock:
         with self._lock:
             self._count()
             self._open.append(part)
+            self._since = self._counted
             return len(self._open) - 1
 
     def end(self, depth: int) -> None:
@@ -64,12 +76,19 @@ class Clock:
         with self._lock:
             self._count()
             del self._open[depth:]
+            self._since = self._counted
 
     def start_is_over(self) -> None:
         """From now on what no part claims is `other` rather than start-up."""
         with self._lock:
             self._count()
             self._open[0] = "other"
+            self._since = self._counted
+
+    def current(self) -> tuple[str, float]:
+        """The part that runs now, and for how many seconds without a break."""
+        with self._lock:
+            return self._open[-1], time.monotonic() - self._since
 
     def move(self, seconds: float, source: str, target: str) -> float:
         """Counts `seconds` of `source`, or what it has, towards `target` instead; returns how many."""

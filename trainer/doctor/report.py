@@ -4,6 +4,7 @@ import logging
 import textwrap
 from collections.abc import Sequence
 
+from trainer import logs
 from trainer.doctor.findings import Check, Finding, Status
 from trainer.errors import EXIT_CONFIG, EXIT_OK, EXIT_RETRY
 
@@ -11,8 +12,8 @@ Result = tuple[Check, Finding]
 _WIDTH = 100
 _NAME_CHARS = 18  # a longer one, such as a variable's, goes beyond its column
 _LEVELS: dict[Status, int] = {
-    "pass": logging.INFO,
-    "skipped": logging.INFO,
+    "pass": logs.RESULT,
+    "skipped": logs.RESULT,
     "warn": logging.WARNING,
     "fail": logging.ERROR,
 }
@@ -68,8 +69,8 @@ def say(results: Sequence[Result], log_format: str) -> None:
             fields["retryable"] = str(finding.retryable).lower()
             _log.log(_LEVELS[finding.status], "%s: %s", finding.name, finding.what, extra={"fields": fields})
     else:
-        _log.info("%s", page(results))
-    _log.info("%s", verdict(findings), extra={"fields": {"exit_code": exit_code(findings)}})
+        _log.log(logs.RESULT, "%s", page(results))
+    _log.log(logs.RESULT, "%s", verdict(findings), extra={"fields": {"exit_code": exit_code(findings)}})
 
 
 def _wrapped(head: str, text: str) -> list[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from trainer import console, guard, run_dir, storage
+from trainer import console, guard, logs, run_dir, storage
 from trainer.assembly import Assembly
 from trainer.callbacks import evaluations
 from trainer.callbacks.events import Events
@@ -83,7 +83,7 @@ class Follow:
                 self._wait(f"a checkpoint after step {self._step:,}")
         self._events.close()
         account = console.account(self._run.clock.seconds())
-        _log.info("%s", console.results(self._found[-1].metrics if self._found else {}, None, account))
+        _log.log(logs.RESULT, "%s", console.results(self._found[-1].metrics if self._found else {}, None, account))
         self._watched.outcome = f"evaluated to step {self._step:,}"
 
     @property

@@ -6,7 +6,7 @@ import logging
 import tensorflow as tf
 
 from data import stages
-from trainer import console, profile_input, profile_picture, profile_report, run_dir
+from trainer import console, logs, profile_input, profile_picture, profile_report, run_dir
 from trainer.assembly import Assembly
 
 _log = logging.getLogger(__name__)
@@ -38,5 +38,5 @@ def measure_input(run: Assembly) -> None:
     run.folder.write(run_dir.INPUT_PROFILE, json.dumps(profile_report.to_json(profile), indent=2) + "\n")
     run.folder.write(run_dir.INPUT_PICTURE, profile_picture.svg(profile))
     files = [(name, run.folder.file(name)) for name in (run_dir.INPUT_PROFILE, run_dir.INPUT_PICTURE)]
-    _log.info("%s", console.columns(profile_report.rows(profile)))
-    _log.info("%s", console.table([*profile_report.summary(profile), *files]))
+    _log.log(logs.RESULT, "%s", console.columns(profile_report.rows(profile)))
+    _log.log(logs.RESULT, "%s", console.table([*profile_report.summary(profile), *files]))

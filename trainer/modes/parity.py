@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from trainer import cluster, comparison, console, plan, run_dir
+from trainer import cluster, comparison, console, logs, plan, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError
@@ -46,15 +46,15 @@ def compare_replicas(
     found.go()
     folder.write(run_dir.PARITY, json.dumps(_to_json(found), indent=2) + "\n")
     if found.compared:
-        _log.info("%s", console.columns(_rows(found)))
+        _log.log(logs.RESULT, "%s", console.columns(_rows(found)))
     notes = [("by nature" if finding.inherent else "WRONG", str(finding)) for finding in found.findings]
     notes += [("not compared", reason) for reason in found.skipped]
-    _log.info("%s", console.table([*notes, ("more", folder.file(run_dir.PARITY))]))
+    _log.log(logs.RESULT, "%s", console.table([*notes, ("more", folder.file(run_dir.PARITY))]))
     faults = [finding for finding in found.findings if not finding.inherent]
     if faults:
         more = f" (and {len(faults) - 1} more, see above)" if len(faults) > 1 else ""
         raise ConfigError(f"parity does not hold: {faults[0]}{more}")
-    _log.info("parity holds%s", ", but for what differs by nature" if found.findings else "")
+    _log.log(logs.RESULT, "parity holds%s", ", but for what differs by nature" if found.findings else "")
 
 
 def _summary(config: Config, num_replicas: int, asked: list[str]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from trainer import backend, cluster, console, export, inputs, internals, run_dir
+from trainer import backend, cluster, console, export, inputs, internals, logs, run_dir
 from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import ConfigError, TrainerError
@@ -275,7 +275,7 @@ def _tell(
         "remarks": [": ".join(note) for note in notes],
     }
     folder.write(run_dir.PREFLIGHT, json.dumps(report.to_json(findings, circumstances), indent=2) + "\n")
-    _log.info("%s", console.columns(report.rows(findings)))
+    _log.log(logs.RESULT, "%s", console.columns(report.rows(findings)))
     if details := report.details(findings):
-        _log.info("%s", console.columns(details))
-    _log.info("%s", console.table([*notes, ("preflight", folder.file(run_dir.PREFLIGHT))]))
+        _log.log(logs.RESULT, "%s", console.columns(details))
+    _log.log(logs.RESULT, "%s", console.table([*notes, ("preflight", folder.file(run_dir.PREFLIGHT))]))

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from trainer import config as config_lib
-from trainer import inputs, models, run_dir
+from trainer import inputs, logs, models, run_dir
 from trainer.assembly import Assembly
 from trainer.checkpoints import store
 from trainer.config import Config
@@ -86,7 +86,7 @@ def _promote(
         series.promote(folder.export_dir, folder.path, facts)
     against = f"{before:.6g} of {serving['run']}" if serving is not None else "nothing serves yet"
     verdict = f"{series.pointer} names it" if better else f"not better by more than {margin:g}, it does not serve"
-    _log.info("%s %.6g, %s: %s", name, ours, against, verdict)
+    _log.log(logs.RESULT, "%s %.6g, %s: %s", name, ours, against, verdict)
 
 
 def _value(metrics: Mapping[str, float], name: str, path: str) -> float:

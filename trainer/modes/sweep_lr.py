@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import numpy as np
 
-from trainer import console, internals, run_dir, supply, sweep, sweep_picture
+from trainer import console, internals, logs, run_dir, supply, sweep, sweep_picture
 from trainer.assembly import Assembly
 from trainer.errors import ConfigError
 from trainer.modes import initial
@@ -139,12 +139,12 @@ def _report(run: Assembly, found: Sweep) -> None:
     run.folder.write(run_dir.SWEEP, json.dumps(sweep.to_json(found, circumstances), indent=2) + "\n")
     title = f"{config.model} on {run.inputs.dataset.name}, {config.global_batch_size:,} examples a step"
     run.folder.write(run_dir.SWEEP_PICTURE, sweep_picture.svg(found, title))
-    _log.info("%s", console.columns(sweep.rows(found)))
+    _log.log(logs.RESULT, "%s", console.columns(sweep.rows(found)))
     notes = [("swept", sweep.extent(found)), ("found", sweep.headline(found))]
     if found.suggestion is not None:
         notes.append(("use", _use(run, found.suggestion)))
     files = [(name, run.folder.file(name)) for name in (run_dir.SWEEP, run_dir.SWEEP_PICTURE)]
-    _log.info("%s", console.table([*notes, *files]))
+    _log.log(logs.RESULT, "%s", console.table([*notes, *files]))
 
 
 def _use(run: Assembly, suggestion: float) -> str:

@@ -14,18 +14,22 @@ from trainer import (
     guard,
     inputs,
     internals,
+    logs,
     platforms,
     postmortem,
+    progress,
     run_dir,
     supply,
+    terminal,
     training,
 )
 from trainer.assembly import Assembly
 from trainer.callbacks import Callback, evaluations, hypertune
-from trainer.callbacks.clock import LoopClock
+from trainer.callbacks.clock import DOING, LoopClock
 from trainer.callbacks.events import Events
 from trainer.callbacks.lines import Lines
 from trainer.callbacks.metrics import MetricsFile
+from trainer.callbacks.pace import Pace
 from trainer.callbacks.profile import Profile
 from trainer.callbacks.records import Records, Sink
 from trainer.callbacks.slow_input import SlowInput
@@ -40,6 +44,7 @@ from trainer.series import Series
 from trainer.watch.stopping import Stops
 
 _SHOWN_FILES = (run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.RECEIPT)
+_SOON_SECS = 1.0  # what takes less is not worth a word at the bottom of the terminal
 _SECRETS = [name for name, field in FIELDS.items() if field.metadata["secret"]]
 
 _log = logging.getLogger(__name__)
@@ -69,8 +74,10 @@ class Train:
             self.run.adapt()
         _log.info("%s", self.run.summary(at.step))
         timer = LoopClock(self.run.clock, start_step=at.step, reached_before=self.watched.step_before)
-        records = self._records(at.step)
-        loop = self._training(at, saves, records, self._callbacks(at.step, timer, records))
+        pace = self._pace(at.step)
+        records = self._records(at.step, pace)
+        loop = self._training(at, saves, records, self._callbacks(at.step, timer, pace, records))
+        terminal.show(functools.partial(self._live, pace))
         with (
             self.stops.deferred(self.run.config.grace_secs, self._tell_of_stop),
             supply.watched(self.run.inputs.services, grace_secs=self.run.config.connect_timeout_secs),
@@ -198,12 +205,24 @@ class Train:
             callbacks=callbacks,
         )
 
-    def _records(self, start_step: int) -> Records:
+    def _pace(self, start_step: int) -> Pace:
+        plan = self.run.plan
+        every = plan.train_steps if self.run.devices.has_evaluator else plan.eval_every_steps
+        evaluates = self.run.config.mode in inputs.EVALUATING_MODES
+        return Pace(plan, self.run.clock, start_step=start_step, evaluate_every_steps=every if evaluates else None)
+
+    def _live(self, pace: Pace, columns: int) -> str:
+        """The line at the bottom of a terminal."""
+        part, secs = self.run.clock.current()
+        doing = f"{DOING[part]} {progress.duration(secs)}" if part in DOING and secs >= _SOON_SECS else ""
+        return progress.live(columns, doing, pace.progress())
+
+    def _records(self, start_step: int, pace: Pace) -> Records:
         folder = self.run.folder
         sinks: list[Sink] = []
         if self.run.devices.is_chief:
             metrics = MetricsFile(folder.file(run_dir.METRICS), functools.partial(folder.replace, run_dir.METRICS))
-            sinks = [metrics, Events(folder.tensorboard_dir), Lines(self.run.plan.train_steps)]
+            sinks = [metrics, Events(folder.tensorboard_dir), Lines(self.run.plan.train_steps, pace.progress)]
         plan = self.run.plan
         return Records(
             plan.is_report,
@@ -213,7 +232,7 @@ class Train:
             sequence_length=self.run.spec.sequence_length,
         )
 
-    def _callbacks(self, start_step: int, timer: LoopClock, records: Records) -> list[Callback]:
+    def _callbacks(self, start_step: int, timer: LoopClock, pace: Pace, records: Records) -> list[Callback]:
         if not self.run.devices.is_chief:
             return [timer, records]
 
@@ -227,7 +246,7 @@ class Train:
             start_step=start_step,
         )
         trouble = [SlowInput(functools.partial(tell, "slow_input")), Underflow(functools.partial(tell, "underflow"))]
-        callbacks = [timer, records, profile, *trouble]
+        callbacks = [timer, pace, records, profile, *trouble]
         return [*callbacks, hypertune.Hypertune()] if hypertune.is_wanted() else callbacks
 
     def _examine(self, step: int) -> str:
@@ -256,7 +275,7 @@ class Train:
         speed = timer.steps_per_sec()
         rate = speed * self.run.plan.global_batch_size if speed else None
         account = self.watched.receipt.rows() if self.watched.receipt else []
-        _log.info("%s", console.results(at.metrics, rate, account))
+        _log.log(logs.RESULT, "%s", console.results(at.metrics, rate, account))
         folder = self.run.folder
         places = [(name.partition(".")[0], folder.file(name)) for name in _SHOWN_FILES]
         places.append((run_dir.TENSORBOARD, folder.tensorboard_dir))

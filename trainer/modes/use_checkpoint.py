@@ -3,7 +3,7 @@
 import functools
 import logging
 
-from trainer import console, run_dir
+from trainer import console, logs, run_dir
 from trainer.assembly import Assembly
 from trainer.callbacks import evaluations
 from trainer.callbacks.metrics import MetricsFile
@@ -37,7 +37,7 @@ def use_checkpoint(run: Assembly) -> None:
     _log.info("%s", run.summary(saved.step))
     run.clock.start_is_over()
     if run.config.mode == "export":
-        _log.info("exported to %s", run.export())
+        _log.log(logs.RESULT, "exported to %s", run.export())
         return
     metrics = run.evaluate() or {}
     if run.devices.is_chief:
@@ -46,4 +46,4 @@ def use_checkpoint(run: Assembly) -> None:
         file.write(Record(saved.step, {f"eval/{name}": value for name, value in metrics.items()}))
         file.close()
     write_examples(run, saved.step)
-    _log.info("%s", console.results(metrics, None, console.account(run.clock.seconds())))
+    _log.log(logs.RESULT, "%s", console.results(metrics, None, console.account(run.clock.seconds())))

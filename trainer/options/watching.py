@@ -42,6 +42,12 @@ class WatchingOptions:
         choices=("text", "json"),
         changes_numbers=False,
     )
+    quiet: bool = option(
+        False,
+        "say only warnings, errors, alerts and what came of it: the table at the end, or what the mode finds",
+        group="watching",
+        changes_numbers=False,
+    )
     stall_secs: float | None = option(
         1800.0,
         "seconds without progress after which the stacks are written down and the process ends, to be run again; "

@@ -19,11 +19,12 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 
+from trainer import logs
 from trainer.redact import redact
 
 Severity = typing.Literal["INFO", "WARNING", "ERROR"]
 
-_LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+_LEVELS = {"INFO": logs.RESULT, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 _QUEUE = 100  # alerts that wait for a webhook that is slow; later ones are for the log alone
 _TIMEOUT_SECS = 10.0  # for connecting and for each part of the answer
 _TRIES = 6

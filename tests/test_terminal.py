@@ -128,6 +128,43 @@ def test_the_line_is_as_wide_as_the_terminal_less_one() -> None:
     assert max(len(text) for text in re.findall(r"[busy ]+", screen.raw)) == 22
 
 
+def test_a_forked_child_writes_past_the_line() -> None:
+    screen = _show(
+        """
+terminal.begin(source)
+drawn()
+held, over = threading.Event(), threading.Event()
+def hold(lock):  # as the thread that draws does
+    with lock:
+        held.set()
+        over.wait()
+threading.Thread(target=hold, args=[terminal._line._lock], daemon=True).start()
+held.wait()
+child = os.fork()
+if not child:
+    sys.stdout.write("\\rchild    \\n")
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+over.set()
+terminal.leave()
+""",
+        columns=10,
+    )
+    assert screen.rows() == ["child", ""]
+
+
+def test_a_terminal_without_unicode_gets_a_bar_all_the_same() -> None:
+    screen = _show(
+        """
+sys.stderr.reconfigure(encoding="ascii")
+terminal.begin(lambda columns: source(0) + "━━──")
+drawn()
+"""
+    )
+    assert screen.rows()[-1] == "##--"
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -21,6 +21,7 @@ _REFRESH_SECS = 0.5
 _LEAVING_SECS = 0.5  # a terminal that is held (Ctrl-S) must not keep a process that ends
 _ERASE_LINE = "\r\x1b[K"
 _ERASE_REST = "\x1b[K"
+_ASCII = str.maketrans("━─", "#-")  # for terminals that know no more
 
 
 class _Line:
@@ -29,6 +30,7 @@ class _Line:
     def __init__(self, stream: TextIO, source: Source):
         self.source = source
         self._descriptor, self._encoding = stream.fileno(), stream.encoding
+        self._knows_bars = "utf" in stream.encoding.lower()
         self._text = ""  # as it stands there now
         self._is_torn = False  # somebody has written a part of a line, which stays until it is whole
         self._lock = threading.RLock()
@@ -72,6 +74,11 @@ class _Line:
                 setattr(sys, name, stream)
         self._replaced.clear()
 
+    def forget(self) -> None:
+        """In a forked child, which has neither the thread nor a right to the lock: its parent draws on."""
+        self._lock, self._text = threading.RLock(), ""
+        self.end()
+
     def _keep(self) -> None:
         while not self._over.wait(_REFRESH_SECS):
             with contextlib.suppress(OSError):  # no size, no terminal any more
@@ -83,7 +90,7 @@ class _Line:
     def _draw(self, text: str) -> None:
         if self._over.is_set() or self._is_torn or not _is_in_foreground(self._descriptor):
             return
-        self._write(f"\r{text}{_ERASE_REST}")
+        self._write(f"\r{text if self._knows_bars else text.translate(_ASCII)}{_ERASE_REST}")
         self._text = text
 
     def _write(self, text: str) -> None:
@@ -120,6 +127,7 @@ def begin(source: Source) -> None:
     global _line
     if _line is None and is_wanted(sys.stdout, sys.stderr, os.environ):
         _line = _Line(sys.stderr, source)
+        os.register_at_fork(after_in_child=_line.forget)
         for name in ("stdout", "stderr"):
             if getattr(sys, name).isatty():
                 _line.lead_around(name)

@@ -7,7 +7,7 @@ import sys
 import time
 
 from data import catalog
-from trainer import backend, config, diagnose, errors, flags, logs, progress, terminal
+from trainer import backend, config, diagnose, errors, flags, logs, memory, progress, terminal
 from trainer.doctor import packages
 from trainer.redact import redact
 from trainer.watch import stopping
@@ -67,6 +67,7 @@ def _read(path: str) -> str:
 
 
 def _main() -> int:
+    memory.share_arenas()
     stops = stopping.install()
     logs.configure(logs.wanted_format(sys.argv), redact=redact)
     try:

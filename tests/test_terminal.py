@@ -206,6 +206,7 @@ terminal.leave()
     assert "busy" not in screen.raw
 
 
+@pytest.mark.slow
 def test_a_run_shows_itself_stops_and_goes_on_quietly(trainer: Trainer, tmp_path) -> None:
     flags = [f"--model_dir={tmp_path}", "--train_steps=2000000", "--eval_every_steps=1000000", "--log_every_steps=10"]
     with _on_screen(trainer.command(*flags), columns=100) as (process, screen):

@@ -1,5 +1,6 @@
 """Keras' forward pass in training as a function of arrays: weights and state go in, loss and new state come out."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Forward:
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            assigned = internals.note_assigned(scope, self._has_assigned)
+            assigned = internals.note_assigned(scope, functools.partial(self._kept, weights))
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)
             internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])
@@ -63,8 +64,13 @@ class Forward:
         self.assigned.update(map(id, assigned))
         return scaled, [scope.get_current_value(variable) for variable in self.state]
 
-    def _has_assigned(self, variable: keras.Variable, value: Any) -> bool:
+    def _kept(self, weights: Arrays, variable: keras.Variable, value: Any) -> Any:
+        """What a variable is that has been assigned at once; None of one that has not."""
         if self._assign is None or id(variable) in self._is_state:
-            return False
+            return None
         self._assign(variable, value)
-        return True
+        read = [weight for known, weight in zip(self.trainable, weights, strict=True) if known is variable]
+        if not read:
+            return value
+        # A gradient is that by all that is read of a weight, before and after, as of one that is no function of itself.
+        return keras.ops.stop_gradient(value) + (read[0] - keras.ops.stop_gradient(read[0]))

@@ -81,23 +81,30 @@ def note_loss(model: keras.Model, loss: Any, *, examples: int) -> None:
     tracker.count.assign_add(ops.cast(examples, tracker.count.dtype))
 
 
-def note_assigned(scope: keras.StatelessScope, keep: Callable[[keras.Variable, Any], bool]) -> list[keras.Variable]:
+def note_assigned(scope: keras.StatelessScope, keep: Callable[[keras.Variable, Any], Any]) -> list[keras.Variable]:
     """A list to which each variable is added that is assigned to within the scope.
 
-    Unless `keep(variable, value)` takes care of it, ConfigError for one that the scope is not handed: its value would
-    be lost.
+    Unless `keep(variable, value)` takes care of it, and returns what the variable is from now on, ConfigError for one
+    that the scope is not handed: its value would be lost.
     """
     assigned: list[keras.Variable] = []
     add = scope.add_update
 
     def noted(update: tuple) -> None:
-        if not keep(*update):
-            _refuse_lost(scope, update[0])
-            assigned.append(update[0])
-        add(update)
+        variable, value = update
+        kept = keep(variable, value)
+        if kept is None:
+            _refuse_lost(scope, variable)
+            assigned.append(variable)
+        add((variable, value if kept is None else kept))
 
     scope.add_update = noted  # of this scope alone: replicas of TensorFlow are traced by turns
     return assigned
+
+
+def assign_at_once(variable: keras.Variable, value: Any) -> None:
+    """Within a scope that keeps assignments to itself too."""
+    variable._direct_assign(value)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class FunctionalTrainStep:
         self._microbatches = microbatches
         is_plain = microbatches == 1 and not xla
         # What is drawn without a generator moves on too.
-        self._forward = Forward(model, [internals.global_seed()], _assign if is_plain else None)
+        self._forward = Forward(model, [internals.global_seed()], internals.assign_at_once if is_plain else None)
         passes = self._one_pass if microbatches == 1 else self._passes
         self._forward_backward = tf.function(passes, jit_compile=True, autograph=False) if xla else passes
 
@@ -81,8 +81,3 @@ class FunctionalTrainStep:
             tape.watch(weights)
             scaled, state = self._forward(weights, state, data, loss_scale)
         return tape.gradient(scaled, weights), state
-
-
-def _assign(variable: keras.Variable, value: tf.Tensor) -> None:
-    """What is beside the state, or weights, that a layer assigns to while it is called."""
-    variable.value.assign(tf.cast(value, variable.value.dtype))

@@ -1,126 +1,89 @@
-"""The replicated loop against Keras' own `fit`, and XLA against no XLA, on the same model and data in one process.
+"""Our loop against a hand-written one, Keras 3 `fit`, tf-keras `fit` and Model Garden's Orbit, on the same work.
 
-    python scripts/bench_loop.py [--rounds=5]
+    python -m scripts.bench_loop [--replicas=1,2] [--cases='mlp 0.1 ms'] [--optimizers=sgd]
 
-Prints one line a ratio with its bound and exits 1 where a bound is missed. The alternatives take turns, round by round,
-so that a machine whose speed drifts slows all of them; a ratio is the median over rounds, its spread the extremes.
+Needs the extra `bench`, and Orbit (see scripts/README.md). Models of about 0.1, 1 and 10 ms a step, 100 steps in a
+loop, loss and accuracy tracked by all. First all contenders have to lose alike: the same weights and batches give the
+same losses over 20 steps. Then they take turns: a contender is a process, and the others wait.
 """
 
-import argparse
-import dataclasses
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from scripts.benches import loop_work, results, turns
 
-import keras
-import tensorflow as tf
-
-from data.spec import Array, Spec
-from trainer import cluster, hardware, models, replicated, tasks
-
-STEPS = 100  # a measurement, in one loop
-BATCH = 64
-SPEC = Spec(Array((28, 28, 1), "uint8"), Array((), "int32"), 10)
-MLP = ("mlp", {"units": [128]})
-CNN = ("cnn", {"batch_norm": False, "dropout": 0.0})
+STEPS = 100  # in a loop
+EQUAL_STEPS, TOLERANCE = 20, 1e-4
+OURS, YARDSTICK = "ours", "by_hand"
+# Functions of `loop_contenders`: what they are called, and the least that ours has to reach of their steps a second.
+PEERS = {
+    YARDSTICK: ("hand-written", 0.9),
+    "keras_fit": ("Keras 3 fit", 1.0),
+    "tf_keras_fit": ("tf-keras fit", 1.0),
+    "orbit": ("Orbit", 1.0),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Ratio:
-    """Steps/s of one alternative over another's, and the least it has to be."""
+def contend(contender: str, replicas: int) -> None:
+    """The process of a contender."""
+    import tensorflow as tf
 
-    name: str
-    ours: str
-    theirs: str
-    bound: float | None
+    from scripts.benches import loop_contenders
 
+    cores = len(os.sched_getaffinity(0))
+    tf.config.threading.set_intra_op_parallelism_threads(cores)
+    tf.config.threading.set_inter_op_parallelism_threads(cores)
+    build = getattr(loop_contenders, contender)
 
-RATIOS = (
-    Ratio("mlp: ours / Keras fit, 100 steps an execution", "mlp", "mlp fit 100", 0.9),
-    Ratio("mlp: ours / Keras fit, 1 step an execution", "mlp", "mlp fit 1", 1.5),
-    Ratio("cnn: ours / Keras fit, 100 steps an execution", "cnn", "cnn fit 100", 0.9),
-    Ratio("mlp: without XLA / with XLA, on CPU", "mlp", "mlp xla", None),
-    Ratio("cnn: without XLA / with XLA, on CPU", "cnn", "cnn xla", 1.2),
-)
+    def make(what: str, steps: int) -> turns.Run:
+        case, optimizer = what.split(", ")
+        return build(loop_work.CASES[case], optimizer, replicas, steps)
 
-
-def _model(name: str, options: dict) -> keras.Model:
-    keras.utils.set_random_seed(0)
-    return models.find(name, options).build(SPEC)
+    turns.serve(make)
 
 
-def _batches() -> tf.data.Dataset:
-    images = tf.cast(tf.random.stateless_uniform((BATCH, 28, 28, 1), (0, 1), maxval=256, dtype=tf.int32), tf.uint8)
-    labels = tf.random.stateless_uniform((BATCH,), (0, 2), maxval=10, dtype=tf.int32)
-    return tf.data.Dataset.from_tensors((images, labels)).repeat().prefetch(tf.data.AUTOTUNE)
-
-
-def _compile(model: keras.Model, **options: object) -> None:
-    model.compile(
-        optimizer=keras.optimizers.AdamW(1e-3),
-        loss=tasks.loss(SPEC),
-        weighted_metrics=tasks.metrics(SPEC),
-        jit_compile=False,
-        **options,
-    )
-
-
-def _ours(name: str, options: dict, *, xla: bool = False) -> Callable[[], None]:
-    model = _model(name, options)
-    _compile(model)
-    spec = (keras.KerasTensor((BATCH, 28, 28, 1), "uint8"), keras.KerasTensor((BATCH,), "int32"))
-    devices = cluster.connect(hardware.resolve(tpu=None, replicas=1, environ={}), connect_timeout_secs=60)
-    trained = replicated.Replicated(model, devices, spec, xla=xla)
-    iterator = iter(_batches())
-    return lambda: trained.run_train_loop(iterator, STEPS)
-
-
-def _keras_fit(name: str, options: dict, steps_per_execution: int) -> Callable[[], None]:
-    model = _model(name, options)
-    _compile(model, steps_per_execution=steps_per_execution)
-    batches = _batches()
-    return lambda: model.fit(batches, steps_per_epoch=STEPS, epochs=1, verbose=0, shuffle=False)
+def measure(
+    report: results.Report, contenders: Mapping[str, turns.Contender], rounds: int, what: str, where: str
+) -> None:
+    """One model and optimizer on so many replicas: equal losses, then turns."""
+    print(f"{what}, {where}")
+    if not turns.lose_alike(turns.losses(contenders, what, EQUAL_STEPS), YARDSTICK, TOLERANCE):
+        report.fail(f"{what}, {where}", f"losses differ by more than {TOLERANCE:g}")
+        return
+    loops = loop_work.CASES[what.split(", ")[0]].loops
+    for one in contenders.values():
+        one.ask(what, STEPS, 1)
+    taken = turns.take(contenders, rounds, STEPS, loops)
+    for name, (label, bound) in PEERS.items():
+        if name in contenders:
+            note = f"{turns.step(taken, OURS)} / {turns.step(taken, name)}"
+            ratios = turns.ratios(taken, OURS, name)
+            report.add(f"{what}, {where}", f"ours / {label}", ratios, at_least=bound, note=note)
 
 
 def main() -> int:
     """Measures and prints; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    runs = {
-        "mlp": _ours(*MLP),
-        "mlp xla": _ours(*MLP, xla=True),
-        "mlp fit 100": _keras_fit(*MLP, 100),
-        "mlp fit 1": _keras_fit(*MLP, 1),
-        "cnn": _ours(*CNN),
-        "cnn xla": _ours(*CNN, xla=True),
-        "cnn fit 100": _keras_fit(*CNN, 100),
-    }
-    for run in runs.values():
-        run()  # traces and compiles
-    speeds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            begun = time.perf_counter()
-            run()
-            speeds[name].append(STEPS / (time.perf_counter() - begun))
-    for name, values in speeds.items():
-        print(f"{name:12s} {statistics.median(values):8.0f} steps/s  ({min(values):.0f} to {max(values):.0f})")
-    return 0 if all([_report(ratio, speeds) for ratio in RATIOS]) else 1
-
-
-def _report(ratio: Ratio, speeds: dict[str, list[float]]) -> bool:
-    """Prints one ratio; returns whether it keeps its bound."""
-    values = [ours / theirs for ours, theirs in zip(speeds[ratio.ours], speeds[ratio.theirs], strict=True)]
-    median = statistics.median(values)
-    kept = ratio.bound is None or median >= ratio.bound
-    bound = "no bound" if ratio.bound is None else f"bound {ratio.bound}: {'kept' if kept else 'MISSED'}"
-    print(f"{ratio.name:48s} {median:5.2f}  ({min(values):.2f} to {max(values):.2f})  {bound}")
-    return kept
+    parser = results.parser(__doc__, rounds=11)
+    parser.add_argument("--replicas", default="1,2", help="virtual CPU devices (default 1,2)")
+    parser.add_argument("--cases", default=",".join(loop_work.CASES), help=f"of {', '.join(loop_work.CASES)}")
+    parser.add_argument("--optimizers", default=",".join(loop_work.OPTIMIZERS))
+    parser.add_argument("--peers", default=",".join(PEERS), help="contenders beside ours and the hand-written loop")
+    parser.add_argument("--contender", help="be one (used by the program itself)")
+    arguments = parser.parse_args()
+    if arguments.contender:
+        contend(arguments.contender, int(arguments.replicas))
+        return 0
+    report = results.Report("loop", arguments.json)
+    names = dict.fromkeys([OURS, YARDSTICK, *arguments.peers.split(",")])
+    for replicas in arguments.replicas.split(","):
+        where = f"{replicas} replica{'s' if replicas != '1' else ''}"
+        flags = [f"--replicas={replicas}"]
+        with turns.contenders("scripts.bench_loop", names, flags) as contenders:
+            for case in arguments.cases.split(","):
+                for optimizer in arguments.optimizers.split(","):
+                    measure(report, contenders, arguments.rounds, f"{case}, {optimizer}", where)
+    return report.exit_code()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What the benchmarks of `scripts/bench_*.py` share."""

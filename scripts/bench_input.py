@@ -29,10 +29,10 @@ import absl.logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from bench_input_files import CLASSES, PHOTOS, write_images, write_photos
 
 from data import order, pipeline, records
 from data.augment import crops
+from scripts.benches.input_files import CLASSES, PHOTOS, write_images, write_photos
 
 BATCH = 1_024
 IMAGES = 60_000

@@ -7,6 +7,7 @@ loop, loss and accuracy tracked by all. First all contenders have to lose alike:
 same losses over 20 steps. Then they take turns: a contender is a process, and the others wait.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -54,7 +55,9 @@ def measure(
     loops = loop_work.CASES[what.split(", ")[0]].loops
     for one in contenders.values():
         one.ask(what, STEPS, 1)
-    taken = turns.take(contenders, rounds, STEPS, loops)
+    taken = turns.alternate(
+        {n: functools.partial(one.ask, None, STEPS, loops) for n, one in contenders.items()}, rounds
+    )
     for name, (label, bound) in PEERS.items():
         if name in contenders:
             note = f"{turns.step(taken, OURS)} / {turns.step(taken, name)}"

@@ -4,7 +4,7 @@ At the first step whose loss or gradient norm is NaN or infinite the replicas *h
 all later steps of the same call, change nothing. So the host, which looks once a loop, finds the very state in which
 the step failed, and can examine it, save it, or go on behind it. All replicas decide from the same averaged numbers.
 
-It runs at every step: what it costs is measured by `scripts/bench_finite.py`.
+It runs at every step: what it costs is measured by `scripts/bench_watching.py`.
 """
 
 from typing import Any

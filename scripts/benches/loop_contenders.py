@@ -21,11 +21,11 @@ def ours(case: work.Case, optimizer: str, replicas: int, steps: int) -> Run:
     """The loop of this project."""
     import keras
 
-    from trainer import replicated
+    from scripts.benches import ours as project
 
-    devices = _connected(replicas)
     share = case.batch // replicas
-    with devices.scope():
+
+    def compiled() -> keras.Model:
         model = work.model(keras, case)
         model.compile(
             work.optimizer(keras, optimizer),
@@ -33,23 +33,11 @@ def ours(case: work.Case, optimizer: str, replicas: int, steps: int) -> Run:
             weighted_metrics=[work.accuracy(keras)],
             jit_compile=False,
         )
+        return model
+
     spec = (keras.KerasTensor((share, *case.shape), "float32"), keras.KerasTensor((share,), "int32"))
-    trained = replicated.Replicated(model, devices, spec)
-    batches = iter(devices.distribute(lambda _: work.batches(case, share)))
-
-    def run(steps: int) -> float:
-        trained.reset_metrics()
-        return trained.run_train_loop(batches, steps).logs["loss"]
-
+    _, run = project.loop(compiled, project.connected(replicas), spec, lambda: work.batches(case, share))
     return run
-
-
-@functools.cache
-def _connected(replicas: int) -> Any:
-    """The devices of this process; they can be set up once."""
-    from trainer import cluster, hardware
-
-    return cluster.connect(hardware.resolve(tpu=None, replicas=replicas, environ={}), connect_timeout_secs=60)
 
 
 @functools.cache

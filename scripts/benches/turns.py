@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 # Trains that many steps in one loop, and returns the loss: of the last step, or a mean over them.
 Run = Callable[[int], float]
 Answer = dict[str, Any]
+T = TypeVar("T")
 _WORDS = 4_000  # of a contender that failed, its last characters
 
 
@@ -124,21 +125,21 @@ def lose_alike(found: Mapping[str, Sequence[float]], yardstick: str, tolerance: 
     return gaps[worst] <= tolerance
 
 
-def take(contenders: Mapping[str, Contender], rounds: int, steps: int, loops: int) -> list[dict[str, Answer]]:
-    """So many rounds, in which each is asked once; the order turns round by round."""
-    rounds_of_answers = []
+def alternate(ways: Mapping[str, Callable[[], T]], rounds: int) -> list[dict[str, T]]:
+    """So many rounds, in which each way is gone once; the order turns round by round."""
+    taken = []
     for number in range(rounds):
-        order = list(contenders) if number % 2 else list(reversed(contenders))
-        rounds_of_answers.append({name: contenders[name].ask(None, steps, loops) for name in order})
-    return rounds_of_answers
+        order = list(ways) if number % 2 else list(reversed(ways))
+        taken.append({name: ways[name]() for name in order})
+    return taken
 
 
-def ratios(turns: Sequence[Mapping[str, Answer]], over: str, under: str) -> list[float]:
-    """Speed of one over the other's, a figure a round: above 1 where the first is faster."""
-    return [turn[under]["ms"] / turn[over]["ms"] for turn in turns]
+def ratios(taken: Sequence[Mapping[str, Answer]], faster: str, slower: str) -> list[float]:
+    """Speed of one over the other's, a figure a round: above 1 where `faster` is."""
+    return [turn[slower]["ms"] / turn[faster]["ms"] for turn in taken]
 
 
-def step(turns: Sequence[Mapping[str, Answer]], name: str) -> str:
+def step(taken: Sequence[Mapping[str, Answer]], name: str) -> str:
     """What a step takes, as a note of a ratio."""
-    ms, cpu = (statistics.median([turn[name][key] for turn in turns]) for key in ("ms", "cpu_ms"))
+    ms, cpu = (statistics.median([turn[name][key] for turn in taken]) for key in ("ms", "cpu_ms"))
     return f"{ms:.3f} ms a step, {cpu:.3f} of CPU"

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scripts import bench_backends as bench
+from scripts.benches.turns import Run
 
 RESNET18_BLOCKS = (2, 2, 2, 2)
 
@@ -80,7 +81,7 @@ class ResNet18(nn.Module):
 MODELS = {"mlp": Mlp, "cnn": Cnn, "resnet": ResNet18}
 
 
-def plain(case: bench.Case, replicas: int, *, checked: bool) -> bench.Run:
+def plain(case: bench.Case, replicas: int, *, checked: bool) -> Run:
     """A jitted step that is given its state for good, batches as NumPy arrays, the loss read at the end of a loop."""
     if replicas > 1 and jax.config.jax_num_cpu_devices != replicas:
         jax.config.update("jax_num_cpu_devices", replicas)

@@ -16,7 +16,7 @@ therefore one number, the step. The first J batches hold min(J*B, E*n) records o
 one batch in which an epoch ends its last records and the first of the next stand next to each other, stream by stream.
 
 How well it mixes, for the worst case: 10 classes, sorted, in batches of 256. Given is the variance of a class's count
-in a batch, 1 being that of batches drawn at random (`python scripts/bench_input.py --parts m`):
+in a batch, 1 being that of batches drawn at random (`python -m scripts.bench_input --parts=m`):
 
     shards  shuffle_mib of 10% of the dataset    100%    300%
          1                               227.7    67.9     1.0

@@ -1,12 +1,12 @@
 """The audit against only reading the same records, `cat` and other checksums, on the same files in one process.
 
-    python scripts/bench_audit.py [--rounds=5] [--mb=200]
+    python -m scripts.bench_audit [--rounds=5] [--mb=200]
 
-Prints MB/s, and MB per second of processor time, which a busy machine changes less; exits 1 where the bound is missed.
-The alternatives take turns, round by round; figures are medians, their spread the extremes.
+Prints MB/s, and MB per second of processor time, which a busy machine changes less; the ratio is of the latter. The
+alternatives take turns, round by round.
 """
 
-import argparse
+import functools
 import hashlib
 import os
 import pathlib
@@ -26,6 +26,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from data import checks, framing, scan
+from scripts.benches import results, turns
 
 SHARDS = 4
 SIZES = {"28x28 pixels": 784, "100 KB": 100_000}  # bytes of one feature
@@ -75,40 +76,37 @@ def _runs(shards: list[scan.Shard], size: int, threads: int) -> dict[str, Callab
 
 def main() -> int:
     """Measures and prints; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = results.parser(__doc__, rounds=5, mb=4)
     parser.add_argument("--mb", type=int, default=200)
     options = parser.parse_args()
-    kept = True
+    report = results.Report("audit", options.json)
     for name, size in SIZES.items():
         with tempfile.TemporaryDirectory() as directory:
             shards = _write(pathlib.Path(directory), size, int(options.mb * MB))
-            kept &= _compare(name, shards, size, options.rounds)
-    return 0 if kept else 1
+            _compare(report, name, shards, size, options.rounds)
+    return report.exit_code()
 
 
-def _compare(name: str, shards: list[scan.Shard], size: int, rounds: int) -> bool:
+def _compare(report: results.Report, name: str, shards: list[scan.Shard], size: int, rounds: int) -> None:
     runs = _runs(shards, size, threads=os.cpu_count() or 1)
-    total = sum(os.path.getsize(shard.path) for shard in shards) / MB
-    wall: dict[str, list[float]] = {run: [] for run in runs}
-    processor: dict[str, list[float]] = {run: [] for run in runs}
-    for number in range(rounds + 1):
-        for run, call in runs.items():
-            begun, used = time.perf_counter(), _processor_secs()
-            call()
-            if number:  # the first round fills caches
-                megabytes = total / SHARDS if run == "framing.py" else total
-                wall[run].append(megabytes / (time.perf_counter() - begun))
-                processor[run].append(megabytes / (_processor_secs() - used))
-    print(f"records of {name}, {total:.0f} MB")
+    megabytes = sum(os.path.getsize(shard.path) for shard in shards) / MB
+    print(f"records of {name}, {megabytes:.0f} MB")
+    ways = {run: functools.partial(_timed, call) for run, call in runs.items()}
+    turns.alternate(ways, 1)  # fills caches
+    taken = turns.alternate(ways, rounds)
     for run in runs:
-        median, low, high = statistics.median(wall[run]), min(wall[run]), max(wall[run])
-        print(
-            f"  {run:20s} {median:7.0f} MB/s ({low:.0f} to {high:.0f}), {statistics.median(processor[run]):7.0f} a core"
-        )
-    ratio = statistics.median(processor["TFRecordDataset"]) / statistics.median(processor["audit, 1 thread"])
-    print(f"  processor time, audit / reading: {ratio:.2f}, bound {BOUND}: {'kept' if ratio <= BOUND else 'MISSED'}")
-    return ratio <= BOUND
+        read = megabytes / SHARDS if run == "framing.py" else megabytes
+        wall, processor = (statistics.median(read / turn[run][which] for turn in taken) for which in (0, 1))
+        print(f"  {run:20s} {wall:7.0f} MB/s, {processor:7.0f} a core")
+    ratios = [turn["audit, 1 thread"][1] / turn["TFRecordDataset"][1] for turn in taken]
+    report.add(f"records of {name}", "processor time, audit / only reading", ratios, at_most=BOUND)
+
+
+def _timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and seconds of the processor."""
+    begun, used = time.perf_counter(), _processor_secs()
+    call()
+    return time.perf_counter() - begun, _processor_secs() - used
 
 
 def _processor_secs() -> float:

@@ -1,8 +1,10 @@
-"""python scripts/bench_input.py: how fast the input pipeline is, against its limit and against the usual ways.
+"""How fast the input pipeline is, against its limit and against the usual ways.
 
-Makes its own files, compares everything on them in one run, and prints one line a ratio with the bound it must keep.
-Exits with 1 where a bound is missed. Alternatives take turns and a ratio is the median over the turns, because a shared
-machine is faster in one minute than in the next; every turn begins with new iterators and unmeasured batches.
+    python -m scripts.bench_input [--parts=abcm] [--rounds=5] [--clock=cpu] [--dir=DIR]
+
+Makes its own files, and compares everything on them in one run. Alternatives take turns and a ratio is the median over
+the turns, because a shared machine is faster in one minute than in the next; every turn begins with new iterators and
+unmeasured batches.
 
 a  records: 60,000 images of 28x28 uint8 in 16 shards, batches of 1,024.
 b  photographs: 224x224 crops of JPEGs, cut from the two that scikit-learn ships.
@@ -20,10 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import absl.logging
 import numpy as np
@@ -32,10 +33,11 @@ import tensorflow_datasets as tfds
 
 from data import order, pipeline, records
 from data.augment import crops
-from scripts.benches.input_files import CLASSES, PHOTOS, write_images, write_photos
+from scripts.benches import results
+from scripts.benches.input_files import CLASSES, IMAGES, PHOTOS, write_images, write_photos
+from scripts.benches.results import Report
 
 BATCH = 1_024
-IMAGES = 60_000
 PHOTO_BATCH = 64
 CROP = 224
 SHUFFLE_MIB = 64.0
@@ -156,23 +158,15 @@ def in_turns(ways: dict[str, tuple[Way, int]], turns: Turns, warm_up: int) -> di
     return rates
 
 
-def ratio(name: str, rates: dict[str, list[float]], over: str, bound: float | None) -> bool:
-    """Prints the median ratio of "ours" over another way of the same turn; True where the bound holds."""
-    value = statistics.median(a / b for a, b in zip(rates["ours"], rates[over], strict=True))
-    return report(f"{name}: ours / {over}", value, bound)
+def compare(report: Report, what: str, rates: dict[str, list[float]], bounds: Mapping[str, float | None]) -> None:
+    """Reports the ratio of "ours" over each other way of the same turn, with the least it may be."""
+    for over, bound in bounds.items():
+        ratios = [a / b for a, b in zip(rates["ours"], rates[over], strict=True)]
+        note = f"{statistics.median(rates['ours']):,.0f} / {statistics.median(rates[over]):,.0f} examples/s"
+        report.add(what, f"ours / {over}", ratios, at_least=bound, note=note)
 
 
-def report(name: str, value: float, bound: float | None, at_most: bool = False) -> bool:
-    """Prints one line; True where the bound holds."""
-    if bound is None:
-        print(f"     {name} = {value:.2f}")
-        return True
-    holds = value <= bound if at_most else value >= bound
-    print(f"{'ok  ' if holds else 'MISS'} {name} = {value:.2f}, bound {'<=' if at_most else '>='} {bound}")
-    return holds
-
-
-def part_a(directory: pathlib.Path, turns: Turns) -> bool:
+def part_a(report: Report, directory: pathlib.Path, turns: Turns) -> None:
     """Small records: what handling them costs."""
     images = directory / "images"
     write_images(images, IMAGES)
@@ -189,22 +183,22 @@ def part_a(directory: pathlib.Path, turns: Turns) -> bool:
         "tfds, all in its memory cache": (Way(lambda: by_tfds(images, None), BATCH), 100),
     }
     rates = in_turns(ways, turns, warm_up=60)  # an epoch, so that TFDS's cache is full
-    holds = [
-        ratio("a", rates, "limit (4 streams)", 0.6),
-        ratio("a", rates, "limit (16 streams)", 0.6),
-        ratio("a", rates, "limit (4 streams, autotune off as ours)", None),
-        ratio("a", rates, "one by one", 15),
-        ratio("a", rates, "interleave, whole batches", 1.5),
-        ratio("a", rates, "tfds", 5),
-        ratio("a", rates, "tfds, all in its memory cache", None),
-    ]
-    return all(holds)
+    bounds = {
+        "limit (4 streams)": 0.6,
+        "limit (16 streams)": 0.6,
+        "limit (4 streams, autotune off as ours)": None,
+        "one by one": 15,
+        "interleave, whole batches": 1.5,
+        "tfds": 5,
+        "tfds, all in its memory cache": None,
+    }
+    compare(report, "small records", rates, bounds)
 
 
 # --- b: photographs ---------------------------------------------------------------------------------------------------
 
 
-def part_b(directory: pathlib.Path, turns: Turns) -> bool:
+def part_b(report: Report, directory: pathlib.Path, turns: Turns) -> None:
     """Photographs: nothing but decoding and cropping may cost."""
     photos = directory / "photos"
     write_photos(photos)
@@ -250,8 +244,7 @@ def part_b(directory: pathlib.Path, turns: Turns) -> bool:
         "decode whole, then resize": (Way(whole, PHOTO_BATCH), 20),
     }
     rates = in_turns(ways, turns, warm_up=4)
-    holds = [ratio("b", rates, "decode and crop only", 0.9), ratio("b", rates, "decode whole, then resize", 1.3)]
-    return all(holds)
+    compare(report, "photographs", rates, {"decode and crop only": 0.9, "decode whole, then resize": 1.3})
 
 
 # --- c: memory --------------------------------------------------------------------------------------------------------
@@ -275,32 +268,25 @@ def read_epochs(images: pathlib.Path, shuffle_mib: float) -> None:
     print(json.dumps(largest))
 
 
-def part_c(directory: pathlib.Path, turns: Turns) -> bool:
+def part_c(report: Report, directory: pathlib.Path, turns: Turns) -> None:
     """Memory: what one more MiB of shuffle_mib takes, and whether it grows."""
     del turns
     images = directory / "many_images"
     write_images(images, MEMORY_IMAGES)
     sets = {}
     for mib in MEMORY_MIB:
-        command = [sys.executable, __file__, f"--read_epochs={mib}", f"--dir={directory}"]
+        command = [sys.executable, "-m", "scripts.bench_input", f"--read_epochs={mib}", f"--dir={directory}"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         sets[mib] = json.loads(done.stdout.splitlines()[-1])
         print(f"  shuffle_mib={mib:g}: {' '.join(f'{value:.0f}' for value in sets[mib])} MiB resident, by epoch")
     small, large = MEMORY_MIB
     base = max(sets[small]) - small
-    holds = [
-        report(
-            f"c: largest resident set / (base of {base:.0f} MiB + shuffle_mib)",
-            max(sets[large]) / (base + large),
-            1.1,
-            True,
-        ),
-        # The first epochs fill the allocator's arenas.
-        report(
-            "c: largest of epochs 16 to 20 / of 6 to 10", max(sets[large][15:]) / max(sets[large][5:10]), 1.03, True
-        ),
-    ]
-    return all(holds)
+    what = f"memory of {MEMORY_EPOCHS} epochs"
+    expected = f"largest / base of {base:.0f} MiB + shuffle_mib"
+    report.add(what, expected, [max(sets[large]) / (base + large)], at_most=1.1)
+    # The first epochs fill the allocator's arenas.
+    late, early = max(sets[large][15:]), max(sets[large][5:10])
+    report.add(what, "epochs 16 to 20 / 6 to 10", [late / early], at_most=1.03)
 
 
 # --- m: mixing --------------------------------------------------------------------------------------------------------
@@ -333,24 +319,22 @@ def mixing(shards: int, window: float) -> tuple[float, float]:
     return (counts > 0).sum(axis=1).mean(), ((counts - MIXING_BATCH / CLASSES) ** 2).mean() / at_random
 
 
-def part_m(directory: pathlib.Path, turns: Turns) -> bool:
+def part_m(report: Report, directory: pathlib.Path, turns: Turns) -> None:
     """Mixing of data sorted by class: classes in a batch, and the variance of their counts over that of chance."""
-    del directory, turns
+    del report, directory, turns
     windows = (0.01, 0.1, 1.0, 3.0)
     print(f"  batches of {MIXING_BATCH} from {CLASSES} classes; by shuffle_mib as a fraction of the dataset's size:")
     print("  shards " + "".join(f"{window:>20.0%}" for window in windows))
     for shards in (1, 4, 16, 64, 256):
         cells = [f"{classes:.1f} classes, x{excess:.1f}" for classes, excess in (mixing(shards, w) for w in windows)]
         print(f"  {shards:6d} " + "".join(f"{cell:>20}" for cell in cells))
-    return True
 
 
 def main() -> int:
     """Runs the parts asked for; 0 where all bounds hold."""
     parts = {"a": part_a, "b": part_b, "c": part_c, "m": part_m}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__, rounds=5, parts="ab")
     parser.add_argument("--parts", default="abcm", help="which parts, e.g. ac")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every alternative")
     parser.add_argument(
         "--clock",
         choices=("wall", "cpu"),
@@ -367,13 +351,13 @@ def main() -> int:
         read_epochs(options.dir / "many_images", options.read_epochs)
         return 0
     turns = Turns(options.rounds, time.perf_counter if options.clock == "wall" else share_of_cores)
+    report = Report("input", options.json)
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.dir or pathlib.Path(temporary)
-        holds = []
         for part in options.parts:
             print(f"{part}  {parts[part].__doc__}")
-            holds.append(parts[part](directory, turns))
-    return 0 if all(holds) else 1
+            parts[part](report, directory, turns)
+    return report.exit_code()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Saving while training goes on against saving that blocks: how long the loop is held up, and how much memory it takes.
 
-    python scripts/bench_save.py [--rounds=7] [--mib=256] [--directory=DIR]
+    python -m scripts.bench_save [--rounds=7] [--mib=256] [--directory=DIR]
 
 One model (a tower of dense layers) with AdamW trains in loops of a `tf.function`; its variables are the state that is
 saved, as arrays that share their memory until a step overwrites it. Blocking and background saves take turns, so that a
-machine or a disk whose speed drifts slows both. Prints each figure with its bound and exits 1 where one is missed.
+machine or a disk whose speed drifts slows both.
 
     stall      seconds the loop was held up by a save: `Checkpoints.stall_secs`, the copy to the host included
     slowdown   how much longer loops take while a save runs behind them: it uses cores and disk that they use too
@@ -12,7 +12,6 @@ machine or a disk whose speed drifts slows both. Prints each figure with its bou
                allocator keeps what it once had), in copies of the state: the snapshot is one
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -27,6 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scripts.benches import results
 from trainer.checkpoints.store import Checkpoints
 
 MAX_STALL = 0.15  # of a blocking save
@@ -104,8 +104,7 @@ def _save(checkpoints: Checkpoints, step: Callable[[], None], state: dict, numbe
 
 def main() -> int:
     """Measures and prints; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = results.parser(__doc__, rounds=7, mib=64)
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--directory")
     options = parser.parse_args()
@@ -124,27 +123,23 @@ def main() -> int:
         checkpoints.close()
     print(f"state: {num_bytes / _MIB:.0f} MiB in {len(state)} arrays; {without_saves / _MIB:.0f} MiB without saves")
     copies = (memory.most - without_saves) / num_bytes
-    return 0 if _report({kind: values[1:] for kind, values in figures.items()}, copies) else 1
+    report = results.Report("save", options.json)
+    _report(report, f"{options.mib} MiB", {kind: values[1:] for kind, values in figures.items()}, copies)
+    return report.exit_code()
 
 
-def _report(figures: dict[str, list[dict]], copies: float) -> bool:
-    """Prints all figures; returns whether every bound is kept."""
-    for kind, rounds in figures.items():
-        for name in ("stall", "write", "step"):
-            _line(f"{kind} {name}, ms", [1000 * figure[name] for figure in rounds], None)
-    pairs = list(zip(figures["background"], figures["blocking"], strict=True))
-    slowdown = [ours["step"] / theirs["step"] for ours, theirs in pairs]
-    _line("slowdown of a step while a save runs behind it", slowdown, None)
-    kept = _line("stall: background / blocking", [ours["stall"] / theirs["stall"] for ours, theirs in pairs], MAX_STALL)
-    return _line("memory: growth in copies of the state", [copies], MAX_COPIES) and kept
+def _report(report: results.Report, what: str, figures: dict[str, list[dict]], copies: float) -> None:
+    def pairs(name: str) -> list[float]:
+        pairs = zip(figures["background"], figures["blocking"], strict=True)
+        return [ours[name] / theirs[name] for ours, theirs in pairs]
 
+    def note(name: str) -> str:
+        medians = [statistics.median(f[name] for f in figures[kind]) for kind in ("background", "blocking")]
+        return " / ".join(f"{1e3 * secs:.1f} ms" for secs in medians)
 
-def _line(name: str, values: list[float], most: float | None) -> bool:
-    median = statistics.median(values)
-    kept = most is None or median <= most
-    bound = "no bound" if most is None else f"bound {most}: {'kept' if kept else 'MISSED'}"
-    print(f"{name:48s} {median:8.3f}  ({min(values):.3f} to {max(values):.3f})  {bound}")
-    return kept
+    report.add(what, "stall, background / blocking", pairs("stall"), at_most=MAX_STALL, note=note("stall"))
+    report.add(what, "a step, with a save behind it / without", pairs("step"), note=note("step"))
+    report.add(what, "memory, growth / the state", [copies], at_most=MAX_COPIES)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files of bench_input.py: datasets in TFDS format, made once."""
+"""The files of `bench_input` and `bench_service`: datasets in TFDS format, made once."""
 
 import pathlib
 
@@ -8,6 +8,7 @@ import tensorflow_datasets as tfds
 
 SHARDS = 16
 CLASSES = 10
+IMAGES = 60_000
 PHOTOS = 1_500
 PHOTO_SIDE = 256  # what datasets of photographs are commonly stored with
 

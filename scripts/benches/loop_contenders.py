@@ -17,13 +17,13 @@ from scripts.benches import loop_work as work
 from scripts.benches.turns import Run
 
 
-def ours(case: work.Case, optimizer: str, replicas: int, steps: int) -> Run:
-    """The loop of this project."""
+def ours(case: work.Case, optimizer: str, replicas: int, steps: int, num_workers: int = 1) -> Run:
+    """The loop of this project, also of several processes."""
     import keras
 
     from scripts.benches import ours as project
 
-    share = case.batch // replicas
+    share = case.batch // (replicas * num_workers)
 
     def compiled() -> keras.Model:
         model = work.model(keras, case)
@@ -36,7 +36,9 @@ def ours(case: work.Case, optimizer: str, replicas: int, steps: int) -> Run:
         return model
 
     spec = (keras.KerasTensor((share, *case.shape), "float32"), keras.KerasTensor((share,), "int32"))
-    _, run = project.loop(compiled, project.connected(replicas), spec, lambda: work.batches(case, share))
+    _, run = project.loop(
+        compiled, project.connected(replicas if num_workers == 1 else None), spec, lambda: work.batches(case, share)
+    )
     return run
 
 

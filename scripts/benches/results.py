@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+NO_BOUND = "none"
+
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
@@ -46,7 +48,7 @@ class Ratio:
     def bound(self) -> str:
         """As it is told."""
         told = [f">= {self.at_least:g}"] if self.at_least is not None else []
-        return " and ".join(told + ([f"<= {self.at_most:g}"] if self.at_most is not None else [])) or "none"
+        return " and ".join(told + ([f"<= {self.at_most:g}"] if self.at_most is not None else [])) or NO_BOUND
 
     @property
     def is_kept(self) -> bool:
@@ -61,9 +63,9 @@ class Ratio:
         """The last word of the line."""
         if math.isnan(self.quartiles[1]):
             return "NOT MEASURED"
-        if self.at_least is None and self.at_most is None:
+        if self.bound == NO_BOUND:
             return "no bound"
-        return f"{'kept' if self.is_kept else 'MISSED'}"
+        return "kept" if self.is_kept else "MISSED"
 
 
 class Report:
@@ -76,43 +78,60 @@ class Report:
 
     def __init__(self, bench: str, path: str | None):
         self._bench, self._path = bench, path
-        self._kept = True
-        if path:
-            open(path, "w").close()
+        self._ratios: list[Ratio] = []
 
     def add(self, what: str, between: str, values: Sequence[float], **rest: Any) -> None:
         """See `Ratio`."""
         ratio = Ratio(self._bench, what, between, list(values), **rest)
         low, median, high = ratio.quartiles
-        bound = "" if ratio.bound == "none" else f"bound {ratio.bound}: "
+        bound = "" if ratio.bound == NO_BOUND else f"bound {ratio.bound}: "
         line = f"  {what}: {between:34s} {median:6.3f} ({low:.3f} to {high:.3f})  {bound}{ratio.verdict}"
         print(f"{line}  {ratio.note}".rstrip(), flush=True)
-        self._kept &= ratio.is_kept
+        self._ratios.append(ratio)
         if self._path:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(dataclasses.asdict(ratio)) + "\n")
+            write(self._path, self._ratios)
 
     def fail(self, what: str, why: str) -> None:
         """What could not be measured, which is no bound kept."""
         self.add(what, "-", [math.nan], at_least=0.0, note=why)
 
     def exit_code(self) -> int:
-        """0 where all bounds are kept."""
-        return 0 if self._kept else 1
+        """0 where all bounds are kept, 1 where not."""
+        return 0 if all(ratio.is_kept for ratio in self._ratios) else 1
+
+
+def write(path: str, ratios: Sequence[Ratio]) -> None:
+    """A line of JSON each."""
+    with open(path, "w") as file:
+        file.writelines(json.dumps(dataclasses.asdict(ratio)) + "\n" for ratio in ratios)
 
 
 def read(path: str) -> list[Ratio]:
-    """What a `Report` wrote."""
+    """What `write` wrote."""
     with open(path) as file:
         return [Ratio(**json.loads(line)) for line in file]
 
 
-def parser(doc: str, *, rounds: int, quick: int = 2) -> argparse.ArgumentParser:
-    """The flags that every bench has: `--rounds`, `--quick` for that few of them, `--json`."""
+class _Quick(argparse.Action):
+    """Sets several options at once."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        for name, value in self.const.items():
+            setattr(namespace, name, value)
+
+
+def parser(doc: str, *, rounds: int, **quick: Any) -> argparse.ArgumentParser:
+    """The flags that every bench has: `--rounds`, `--quick`, `--json`.
+
+    Args:
+        doc: of the module.
+        rounds: by default.
+        quick: values of other flags under `--quick`, beside two rounds.
+    """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rounds", type=int, default=rounds, help=f"turns of every alternative (default {rounds})")
-    made.add_argument(
-        "--quick", dest="rounds", action="store_const", const=quick, help=f"{quick} rounds: to see that it runs"
-    )
+    sets = {"rounds": 2, **quick}
+    told = ", ".join(f"{name}={value}" for name, value in sets.items())
+    made.add_argument("--quick", nargs=0, action=_Quick, const=sets, help=f"to see that it runs: {told}")
     made.add_argument("--json", metavar="FILE", help="write a line of JSON a ratio into it")
     return made

@@ -118,7 +118,8 @@ def losses(contenders: Mapping[str, Contender], case: str, steps: int) -> dict[s
 def lose_alike(found: Mapping[str, Sequence[float]], yardstick: str, tolerance: float) -> bool:
     """Whether all lose like one of them; prints the largest difference."""
     expected = found[yardstick]
-    gaps = {name: float(np.max(np.abs(np.subtract(values, expected)))) for name, values in found.items()}
+    differences = {name: np.abs(np.subtract(values, expected)) for name, values in found.items()}
+    gaps = {name: float(np.max(np.nan_to_num(one, nan=np.inf))) for name, one in differences.items()}
     worst = max(gaps, key=lambda name: gaps[name])
     print(f"  losses of {len(expected)} steps: {expected[0]:.4f} to {expected[-1]:.4f}, ", end="")
     print(f"largest difference {gaps[worst]:.1e} ({worst} and {yardstick})", flush=True)
@@ -130,7 +131,8 @@ def alternate(ways: Mapping[str, Callable[[], T]], rounds: int) -> list[dict[str
     taken = []
     for number in range(rounds):
         order = list(ways) if number % 2 else list(reversed(ways))
-        taken.append({name: ways[name]() for name in order})
+        found = {name: ways[name]() for name in order}
+        taken.append({name: found[name] for name in ways})
     return taken
 
 

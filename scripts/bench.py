@@ -25,6 +25,7 @@ BENCHES = (
     "backends",
     "watching",
     "scaling",
+    "overlap",
     "start",
     "memory",
     "save",

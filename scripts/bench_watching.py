@@ -1,13 +1,13 @@
 """What watching a run costs its loop: each part alone and all together, against the same loop without any of them.
 
-    python -m scripts.bench_watching [--rounds=11] [--steps=200] [--replicas=1]
+    python -m scripts.bench_watching [--rounds=11] [--steps=400] [--replicas=1]
 
 The parts, through the very `Training` of a run and its callbacks:
     metrics       accuracy beside the loss
     finite        the finite check of every step, and the gradient norm, which it needs
     records       metrics.jsonl, TensorBoard, console lines, the receipt's clock, what looks for slow input
     guard         lease, heartbeats, status, receipt and stall watch, every half second where a run has ten
-    checkpoints   saved in the background, twice in a turn
+    checkpoints   saved in the background, once in a turn of some seconds, where a run takes minutes
 
 A turn is a run of so many steps in loops as long as a run has; its first step, which holds the compilation, is not
 counted. All take turns in one process; "nothing again" is a second loop without anything, and shows the noise.
@@ -105,6 +105,7 @@ class Watched:
             self._run = Assembly(CONFIG, self._clock, source, read, self._folder, devices)
             self._batches = iter(self._run.train_batches(0, CONFIG.seed))
             self.turn(2)  # traces
+            self._at.step = 0  # so that turns begin and end, uncounted, where a checkpoint is due, and have one within
 
     def turn(self, steps: int) -> turns.Answer:
         """Trains so many steps."""
@@ -143,8 +144,7 @@ class Watched:
             if "metrics" not in self._parts:
                 stack.enter_context(mock.patch.object(tasks, "metrics", lambda spec: []))
             if "finite" not in self._parts:
-                always = functools.partial(_goes_on, keras.ops.convert_to_tensor(True))
-                stack.enter_context(mock.patch.object(finite, "judge", always))
+                stack.enter_context(mock.patch.object(finite, "judge", _always_goes_on))
                 stack.enter_context(mock.patch.object(finite, "has_halted", lambda kept: keras.ops.array(False)))
             yield
 
@@ -189,14 +189,15 @@ class Watched:
         )
 
 
-def _goes_on(always: object, kept: object, *_: object) -> tuple[object, object]:
-    return always, kept
+def _always_goes_on(*_: object) -> tuple[object, object]:
+    """For `finite.judge`: constants, of which TensorFlow prunes what depends on them, and the norm."""
+    return keras.ops.convert_to_tensor(True), keras.ops.zeros((len(finite.NOTHING),))
 
 
 def main() -> int:
     """Measures and prints; returns the exit code."""
-    parser = results.parser(__doc__, rounds=11)
-    parser.add_argument("--steps", type=int, default=200, help="of a turn")
+    parser = results.parser(__doc__, rounds=11, steps=50)
+    parser.add_argument("--steps", type=int, default=400, help="of a turn")
     parser.add_argument("--replicas", type=int, default=1, help="virtual CPU devices")
     arguments = parser.parse_args()
     # What a run says on the console is made, and read by nobody.

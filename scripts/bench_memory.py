@@ -1,24 +1,24 @@
 """The memory of a run on its host: the most that it takes, and what each weight, example and replica adds.
 
-    python scripts/bench_memory.py [--rounds=1] [--backends=tensorflow,jax]
+    python -m scripts.bench_memory [--rounds=1] [--backends=tensorflow,jax]
 
 Each case is a training run in a process of its own on the CPU: a multilayer perceptron with Adam on vectors of noise
 that are made for it, ten steps, two evaluations, two checkpoints and an export. The kernel tells the most that was ever
 resident of it. Two cases that differ in one thing give what that thing costs. The cases take turns, round by round; a
-figure is the median over rounds, its spread the extremes. No bounds: tests/test_memory.py holds a run to one.
+figure is the median over rounds. No bounds: tests/test_memory.py holds a run to one.
 """
 
-import argparse
 import dataclasses
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 
 import numpy as np
+
+from scripts.benches import results
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLES, FEATURES = 40_000, 768  # 3 KiB each
@@ -53,8 +53,7 @@ CASES: Mapping[str, Case] = {
 
 def main() -> int:
     """Measures and prints; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser = results.parser(__doc__, rounds=1, backends="tensorflow")
     parser.add_argument("--backends", default="tensorflow,jax")
     options = parser.parse_args()
     backends = options.backends.split(",")
@@ -67,9 +66,10 @@ def main() -> int:
                     peak = _peak_bytes(directory, backend, case)
                     print(f"{backend}, {name}: {peak / _MIB:,.0f} MiB", file=sys.stderr)
                     peaks.setdefault((backend, name), []).append(peak)
+    report = results.Report("memory", options.json)
     for backend in backends:
-        _report(backend, {name: peaks[backend, name] for name in CASES})
-    return 0
+        _report(report, backend, {name: peaks[backend, name] for name in CASES})
+    return report.exit_code()
 
 
 def _build(directory: str) -> None:
@@ -96,11 +96,9 @@ def _peak_bytes(directory: str, backend: str, case: Case) -> int:
     return used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # macOS counts bytes, Linux KiB
 
 
-def _report(backend: str, peaks: Mapping[str, list[int]]) -> None:
-    print(f"{backend}: the most resident, MiB")
+def _report(report: results.Report, backend: str, peaks: Mapping[str, list[int]]) -> None:
     for name, values in peaks.items():
-        _line(name, [value / _MIB for value in values])
-    print(f"{backend}: what is added, bytes")
+        report.add(f"{name}, {backend}", "most resident / MiB", [value / _MIB for value in values])
     replica = LARGE.weights
     slopes = (
         ("a weight", "large model", "base", LARGE.weights - BASE.weights),
@@ -110,11 +108,8 @@ def _report(backend: str, peaks: Mapping[str, list[int]]) -> None:
         ("a byte of --shuffle_mib", "large shuffle buffer", "base", (64 - BASE.shuffle_mib) * _MIB),
     )
     for what, more, less, amount in slopes:
-        _line(what, [(a - b) / amount for a, b in zip(peaks[more], peaks[less], strict=True)])
-
-
-def _line(name: str, values: list[float]) -> None:
-    print(f"  {name:40s} {statistics.median(values):10,.1f}  ({min(values):,.1f} to {max(values):,.1f})")
+        added = [(a - b) / amount for a, b in zip(peaks[more], peaks[less], strict=True)]
+        report.add(backend, f"bytes added / {what}", added)
 
 
 if __name__ == "__main__":

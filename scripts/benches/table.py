@@ -35,7 +35,7 @@ def render(found: Mapping[str, Sequence[Ratio]], machine: Sequence[tuple[str, st
 
 def _row(ratio: Ratio) -> list[str]:
     low, median, high = ratio.quartiles
-    figures = ["-", "-"] if math.isnan(median) else [f"{median:.2f}", f"{low:.2f} to {high:.2f}"]
+    figures = ["-", "-"] if math.isnan(median) else [f"{median:,.2f}", f"{low:,.2f} to {high:,.2f}"]
     bound = "" if ratio.bound == NO_BOUND else ratio.bound
     verdict = "" if ratio.verdict == "no bound" else ratio.verdict
     return [ratio.bench, ratio.what, ratio.between, *figures, bound, verdict, ratio.note]

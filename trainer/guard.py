@@ -17,7 +17,7 @@ from trainer.errors import EXIT_OK, EXIT_RETRY
 from trainer.receipt import Receipt
 from trainer.redact import redact
 from trainer.watch import lease, notices, status
-from trainer.watch.alerts import Alerts
+from trainer.watch.alerts import Alerts, Payload, added
 from trainer.watch.stall import StallWatch
 from trainer.watch.stopping import Stops
 
@@ -33,7 +33,7 @@ class Guard:
 
     def __init__(self, config: Config, folder: run_dir.RunDir, clock: Clock, stops: Stops, *, is_chief: bool):
         self._config, self._folder, self._clock, self._stops = config, folder, clock, stops
-        self.alerts = Alerts(config.alert_url, folder.path)
+        self.alerts = Alerts(config.alert_url, folder.path, self._keep_alert if is_chief else None)
         self._lease: lease.Lease | None = None
         self.receipt: Receipt | None = None
         self.step_before = 0  # that an earlier start is known to have reached
@@ -66,7 +66,7 @@ class Guard:
 
     def tell_of_trouble(self, message: str) -> None:
         """Alerts of what could not be written, which the log tells already."""
-        self.alerts.send("failing_saves", message, is_in_log=True)
+        self.alerts.send("failing_saves", message, is_in_log=True, step=self._step)
 
     def confirm(self) -> None:
         """Raises what makes it wrong to write now: another run has taken over, or the directory is gone."""
@@ -116,14 +116,24 @@ class Guard:
         if self._lease is not None:
             self._lease.release(_STATES.get(exit_code, "failed"), exit_code, redact(reason) if reason else None)
         if exit_code == EXIT_OK:
-            self.alerts.send("finished", self.outcome, severity="INFO")
+            self.alerts.send("finished", self.outcome, severity="INFO", step=self._step)
         elif self._stops.reason is None:
             event = "stopped" if exit_code == EXIT_RETRY else "failed"
-            self.alerts.send(event, reason or "", severity="ERROR", is_in_log=True)  # as the last word
+            self.alerts.send(event, reason or "", severity="ERROR", is_in_log=True, step=self._step)  # as the last word
         self.alerts.close(_CLOSING_SECS)
 
+    @property
+    def _step(self) -> int | None:
+        """As far as the receipt knows; None before there is one."""
+        return self.receipt.reached_step if self.receipt is not None else None
+
+    def _keep_alert(self, alert: Payload) -> None:
+        """For the report. Nobody else writes the file, and before the lease is ours nothing is written."""
+        if self.may_write:
+            self._folder.replace(run_dir.ALERTS, added(self._folder.read(run_dir.ALERTS), alert))
+
     def _stalled(self, message: str) -> None:
-        self.alerts.send("stall", message, severity="ERROR", is_in_log=True)
+        self.alerts.send("stall", message, severity="ERROR", is_in_log=True, step=self._step)
         self.end(EXIT_RETRY, message)
 
     def _keep_accounts(self) -> None:

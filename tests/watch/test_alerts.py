@@ -164,3 +164,37 @@ def test_an_alert_that_cannot_be_made_does_not_raise(caplog):
         alerts.send("stall", "no progress", fact=Bad())
         alerts.close(GUARD_SECS)
     assert caplog.text.count("was not sent") == 2
+
+
+def test_they_are_kept_whatever_the_webhook_does():
+    def hang(request):
+        server.closed.wait(GUARD_SECS)
+        return OK
+
+    kept = []
+    with HttpServer(hang) as server:
+        alerts = alerts_lib.Alerts(f"http://{server.address}/hook", "run", kept.append)
+        for step in range(3):
+            alerts.send("stall", "see https://example.com/SECRET", step=step)
+        alerts.close(0.2)
+    assert [(alert["event"], alert["step"]) for alert in kept] == [("stall", step) for step in range(3)]
+    assert "SECRET" not in str(kept)
+
+
+def test_a_storage_that_fails_is_told_once(caplog):
+    def fail(alert):
+        raise OSError("no space left")
+
+    alerts = alerts_lib.Alerts(None, "run", fail)
+    for _ in range(3):
+        alerts.send("stall", "nothing moves")
+    alerts.close(GUARD_SECS)
+    assert caplog.text.count("cannot be kept: no space left") == 1
+
+
+def test_the_newest_are_kept():
+    text = None
+    for step in range(alerts_lib._KEPT + 2):
+        text = alerts_lib.added(text, {"step": step})
+    steps = [json.loads(line)["step"] for line in text.splitlines()]
+    assert steps == list(range(2, alerts_lib._KEPT + 2))

@@ -1,6 +1,6 @@
-"""Alerts to people: through the log, and as a JSON POST to a webhook. Imports no TensorFlow.
+"""Alerts to people: through the log, as a JSON POST to a webhook, and for the run's report. Imports no TensorFlow.
 
-`send` never blocks, never raises and never hurts the run: a thread delivers, from a bounded queue, with time-outs.
+`send` never blocks, never raises and never hurts the run: threads deliver, from bounded queues, with time-outs.
 """
 
 import base64
@@ -17,7 +17,7 @@ import typing
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trainer import logs
 from trainer.redact import redact
@@ -25,7 +25,8 @@ from trainer.redact import redact
 Severity = typing.Literal["INFO", "WARNING", "ERROR"]
 
 _LEVELS = {"INFO": logs.RESULT, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
-_QUEUE = 100  # alerts that wait for a webhook that is slow; later ones are for the log alone
+_QUEUE = 100  # alerts that wait for a webhook or a storage that is slow; later ones are for the log alone
+_KEPT = 1000  # lines of alerts.jsonl, which is written whole each time
 _TIMEOUT_SECS = 10.0  # for connecting and for each part of the answer
 _TRIES = 6
 _FIRST_BACKOFF_SECS = 1.0
@@ -33,29 +34,30 @@ _MAX_BACKOFF_SECS = 60.0  # also of what Retry-After asks for
 _CLOSING_BACKOFF_SECS = 0.2  # the process is about to end
 _TOO_MANY_REQUESTS = 429
 
+Payload = Mapping[str, typing.Any]
+
 _log = logging.getLogger("trainer.alerts")
 
 
 class Alerts:
     """Sends alerts of one run."""
 
-    def __init__(self, url: str | None, run: str):
-        """Starts nothing where there is no webhook.
+    def __init__(self, url: str | None, run: str, keep: Callable[[Payload], None] | None = None):
+        """Starts nothing where nobody but the log wants them.
 
         Args:
-          url: of the webhook, http or https, checked with `redact.check_alert_url`; None for the log alone.
+          url: of the webhook, http or https, checked with `redact.check_alert_url`; None for none.
           run: what tells this run from others: its model_dir.
+          keep: writes an alert down, in a thread of its own; what it raises is a warning, once.
         """
         self._url, self._headers = url, dict[str, str]()
         if url is not None:
             self._url, self._headers = _without_userinfo(url)
-        self._run = run
-        self._queue: queue.Queue[Mapping[str, typing.Any] | None] = queue.Queue(_QUEUE)
+        self._run, self._keep = run, keep
         self._closing = threading.Event()
-        self._told_of_failure = False
-        self._thread = threading.Thread(target=self._deliver_all, name="alerts", daemon=True)
-        if url is not None:
-            self._thread.start()
+        self._told_of_failure = self._told_of_loss = False
+        self._webhook = _Courier("alerts", self._deliver, self._tell_of_failure) if url is not None else None
+        self._file = _Courier("alerts-kept", self._write, self._tell_of_loss) if keep is not None else None
 
     def send(
         self, event: str, message: str, severity: Severity = "WARNING", *, is_in_log: bool = False, **facts: object
@@ -72,33 +74,35 @@ class Alerts:
         try:
             if not is_in_log:
                 _log.log(_LEVELS[severity], "%s: %s", event, redact(message))
-            if self._url is not None and not self._closing.is_set():
-                self._queue.put_nowait(_payload(event, message, severity, self._run, facts))
-        except queue.Full:
-            self._tell_of_failure("too many alerts wait for it")
+            payload = _payload(event, message, severity, self._run, facts)
+            for courier in self._couriers():
+                courier.take(payload)
         except Exception as error:  # whatever is wrong with an alert, the run goes on
             _log.warning("The alert %r was not sent: %s", event, redact(str(error)))
 
     def close(self, timeout_secs: float) -> None:
         """Delivers what it can within `timeout_secs`; later alerts go to the log alone."""
-        if self._url is None or self._closing.is_set():
-            return
+        couriers = self._couriers()
         self._closing.set()
         ends_at = time.monotonic() + timeout_secs
+        for courier in couriers:
+            courier.close(ends_at, f"no answer within {timeout_secs:g} s at the end of the run")
+
+    def _couriers(self) -> list["_Courier"]:
+        """Those that still take alerts. The quick one first: at the end they share the time."""
+        if self._closing.is_set():
+            return []
+        return [courier for courier in (self._file, self._webhook) if courier is not None]
+
+    def _write(self, payload: Payload) -> None:
         try:
-            self._queue.put(None, timeout=timeout_secs)
-        except queue.Full:
-            pass
-        else:
-            self._thread.join(max(0.0, ends_at - time.monotonic()))
-        if self._thread.is_alive():
-            self._tell_of_failure(f"no answer within {timeout_secs:g} s at the end of the run")
+            if self._keep is not None:
+                self._keep(payload)
+        except Exception as error:  # whatever the storage says, the run goes on
+            self._tell_of_loss(str(error))
 
-    def _deliver_all(self) -> None:
-        while (payload := self._queue.get()) is not None:
-            self._deliver(json.dumps(payload).encode())
-
-    def _deliver(self, body: bytes) -> None:
+    def _deliver(self, payload: Payload) -> None:
+        body = json.dumps(payload).encode()
         backoff = _FIRST_BACKOFF_SECS
         for attempt in range(1, _TRIES + 1):
             problem, wanted_secs = self._post(body)
@@ -131,6 +135,53 @@ class Alerts:
             self._told_of_failure = True
             where = redact(f"--alert_url={self._url}")
             _log.warning("Alerts do not reach %s: %s. They are in the log; this is said once.", where, redact(problem))
+
+    def _tell_of_loss(self, problem: str) -> None:
+        if not self._told_of_loss:
+            self._told_of_loss = True
+            _log.warning("Alerts cannot be kept: %s. They are in the log; this is said once.", redact(problem))
+
+
+class _Courier:
+    """Hands one alert after another to who delivers it, in a thread of its own, so that who sends need not wait."""
+
+    def __init__(self, name: str, deliver: Callable[[Payload], None], tell_of_failure: Callable[[str], None]):
+        self._deliver, self._tell_of_failure = deliver, tell_of_failure
+        self._queue: queue.Queue[Payload | None] = queue.Queue(_QUEUE)
+        self._thread = threading.Thread(target=self._deliver_all, name=name, daemon=True)
+        self._thread.start()
+
+    def take(self, payload: Payload) -> None:
+        try:
+            self._queue.put_nowait(payload)
+        except queue.Full:
+            self._tell_of_failure("too many wait")
+
+    def close(self, ends_at: float, problem: str) -> None:
+        """Delivers what there is until `ends_at` (monotonic); `problem` is what to tell if that is not enough."""
+        try:
+            self._queue.put(None, timeout=max(0.0, ends_at - time.monotonic()))
+        except queue.Full:
+            pass
+        else:
+            self._thread.join(max(0.0, ends_at - time.monotonic()))
+        if self._thread.is_alive():
+            self._tell_of_failure(problem)
+
+    def _deliver_all(self) -> None:
+        while (payload := self._queue.get()) is not None:
+            self._deliver(payload)
+
+
+def added(text: str | None, alert: Payload) -> str:
+    """The text of `alerts.jsonl`, a JSON object a line, with one more; of what stands there the newest stay.
+
+    Args:
+      text: what stands there; None of a file that is not there.
+      alert: as a webhook gets it.
+    """
+    lines = [line for line in (text or "").splitlines() if line][-(_KEPT - 1) :]
+    return "".join(f"{line}\n" for line in [*lines, json.dumps(alert)])
 
 
 def _without_userinfo(url: str) -> tuple[str, dict[str, str]]:

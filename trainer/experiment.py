@@ -38,7 +38,7 @@ from trainer.assembly import Assembly
 from trainer.callbacks.clock import DOING, Clock
 from trainer.config import Config, differences
 from trainer.errors import ConfigError
-from trainer.modes import parity
+from trainer.modes import parity, report
 from trainer.modes.follow import Follow
 from trainer.modes.measure_input import measure_input
 from trainer.modes.preflight import preflight
@@ -147,7 +147,15 @@ def _run_on(start: _Start, target: hardware.Target) -> None:
             folder.check_writable()
         watched = None
         if trains:
-            watched = stack.enter_context(guard.watching(config, folder, start.clock, stops, is_chief=target.is_chief))
+            watching = guard.watching(
+                config,
+                folder,
+                start.clock,
+                stops,
+                is_chief=target.is_chief,
+                afterwards=lambda: report.leave(folder, stops.remaining_secs()),
+            )
+            watched = stack.enter_context(watching)
             # By here, so that the guard hears what the user will hear.
             stack.enter_context(storage.explained(folder.path))
         if tries or trains:

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trainer import diagnose, run_dir, storage
 from trainer.callbacks.clock import Clock
@@ -144,8 +144,19 @@ class Guard:
 
 
 @contextlib.contextmanager
-def watching(config: Config, folder: run_dir.RunDir, clock: Clock, stops: Stops, *, is_chief: bool) -> Iterator[Guard]:
+def watching(
+    config: Config,
+    folder: run_dir.RunDir,
+    clock: Clock,
+    stops: Stops,
+    *,
+    is_chief: bool,
+    afterwards: Callable[[], None] = lambda: None,
+) -> Iterator[Guard]:
     """Watches over what is done inside, and writes down how it ends.
+
+    Args:
+        afterwards: called once that is written, by who has written it; must not raise.
 
     Raises:
         RetryError: another run writes in the directory.
@@ -158,4 +169,8 @@ def watching(config: Config, folder: run_dir.RunDir, clock: Clock, stops: Stops,
         told = diagnose.explain(error)
         guard.end(told.exit_code, str(told))
         raise
-    guard.end(EXIT_OK)
+    else:
+        guard.end(EXIT_OK)
+    finally:
+        if guard.may_write:
+            afterwards()

@@ -43,6 +43,12 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
         from trainer.doctor import checkup
 
         return checkup.run(settings)
+    if settings.mode == "report":
+        stops.when = "before the report was written"
+        packages.quieten_libraries(for_machines=settings.log_format == "json")
+        from trainer.modes import report
+
+        return report.report(settings)
     catalog.check_local(settings.dataset, settings.data_dir)
     packages.check_packages(wants_tpu=settings.tpu is not None, backend=settings.backend)
     packages.quieten_libraries(for_machines=settings.log_format == "json")

@@ -20,6 +20,7 @@ MODEL_FAMILIES = ("applications", "keras_hub")
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 # What a run_id may have in braces; `series.py` says what each stands for.
 RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
+_NEEDLESS = {"doctor": ("model_dir", "dataset"), "report": ("dataset",)}  # of what all other modes need
 STOPS = ("train_steps", "train_epochs", "train_examples")  # one of them says when training ends
 DURATIONS = {"warmup": durations.parse, "decay_at": durations.parse_all, "decay_every": durations.parse}
 SYNTHETIC = "synthetic"  # of dataset; as data/catalog.py, which nothing here may import, has it
@@ -49,6 +50,18 @@ def profile_range(text: str) -> tuple[int, int]:
     raise ValueError(f"profile_steps must be A,B with A below B, for steps A to B-1. Received: {text!r}")
 
 
+def runs(text: str) -> list[str]:
+    """The names in `runs`.
+
+    Raises:
+        ValueError: anything but two or more, all different.
+    """
+    names = [name.strip().rstrip("/") for name in text.split(",")]
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"runs must be two or more different runs with commas between. Received: {text!r}")
+    return names
+
+
 def built_in_models() -> list[str]:
     """Names of the model files, found without importing them."""
     return sorted(p.stem for p in BUILT_IN_MODELS.glob("*.py") if not p.stem.startswith(("_", *MODEL_FAMILIES)))
@@ -75,7 +88,7 @@ def _problems_of_values(config: Config) -> list[str]:
 def _problems_of_combinations(config: Config) -> list[str]:
     problems = []
     for required in ("model_dir", "dataset"):
-        if not getattr(config, required) and config.mode != "doctor":
+        if not getattr(config, required) and required not in _NEEDLESS.get(config.mode, ()):
             problems.append(f"{required} is missing; give --{required}=...")
     ends = {n: getattr(config, n) for n in STOPS if getattr(config, n) is not None}
     if len(ends) > 1:
@@ -113,6 +126,7 @@ def _problems_of_combinations(config: Config) -> list[str]:
     checks = (
         (config.profile_steps, profile_range),
         (config.alert_url, check_alert_url),
+        (config.runs, runs),
         (config.learning_rate_factors, patterns.factors),
     )
     for value, check in checks:

@@ -102,12 +102,12 @@ def names(directory: str) -> list[str]:
 
 def read(path: str) -> bytes:
     """The content of a file."""
-    content = b""
+    chunks = []
     with tf.io.gfile.GFile(path, "rb") as file:
         # Not read(): on gs:// that takes the size from a cache, and what another process wrote may be longer.
         while len(chunk := file.read(_READ_BYTES)) == _READ_BYTES:
-            content += chunk
-    return content + chunk
+            chunks.append(chunk)
+    return b"".join([*chunks, chunk])
 
 
 def read_text(path: str) -> str:

@@ -43,7 +43,7 @@ from trainer.redact import redact
 from trainer.series import Series
 from trainer.watch.stopping import Stops
 
-_SHOWN_FILES = (run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.RECEIPT)
+_SHOWN_FILES = (run_dir.CHECKPOINTS, run_dir.METRICS, run_dir.RECEIPT, run_dir.REPORT)
 _SOON_SECS = 1.0  # what takes less is not worth a word at the bottom of the terminal
 _SECRETS = [name for name, field in FIELDS.items() if field.metadata["secret"]]
 

@@ -11,18 +11,27 @@ class RunOptions:
 
     mode: str = option(
         "train_and_eval",
-        "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir; "
+        "what to do; eval and export take the newest checkpoint and, where not given, the options of model_dir; report "
+        "writes a page about the run there; "
         "the others take the options of a training run and keep nothing that they train: profile_input measures its "
         "input, sweep_lr looks for its peak learning rate, preflight compiles its steps for TPU slices, parity "
         "compares it on one and on several replicas, doctor looks at everything around it",
         group="run",
-        choices=("train_and_eval", "train", "eval", "export", *TRYING),
+        choices=("train_and_eval", "train", "eval", "export", "report", *TRYING),
         changes_numbers=False,
     )
     model_dir: str = option(
         "",
         "directory of this run: config, checkpoints, logs, export; with run_id, of the runs of a series",
         group="run",
+        changes_numbers=False,
+    )
+    runs: str | None = option(
+        None,
+        "of report: runs to show side by side, with commas between: directories, or names of runs below model_dir; "
+        "the page goes to model_dir",
+        group="run",
+        modes=("report",),
         changes_numbers=False,
     )
     export_dir: str | None = option(

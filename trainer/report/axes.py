@@ -64,14 +64,19 @@ class Values:
 
     def _ticks(self) -> list[float]:
         if not self.is_log:
-            size = picture.round_step(self.high - self.low, _Y_TICKS)
-            inside = range(math.ceil(self.low / size), math.floor(self.high / size) + 1)
-            return [index * size for index in inside]
+            return _multiples(self.low, self.high)
         each = (1, 2, 5) if self.high - self.low < _FEW_DECADES else (1,)
         every = math.ceil((self.high - self.low) / (2 * _Y_TICKS))
         exponents = [e for e in range(math.floor(self.low), math.ceil(self.high) + 1) if e % every == 0]
         ticks = [factor * 10.0**exponent for exponent in exponents for factor in each]
-        return [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]
+        inside = [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]
+        return inside if len(inside) > 1 else _multiples(10.0**self.low, 10.0**self.high)
+
+
+def _multiples(low: float, high: float) -> list[float]:
+    """Multiples of a round number."""
+    size = picture.round_step(high - low, _Y_TICKS)
+    return [index * size for index in range(math.ceil(low / size), math.floor(high / size) + 1)]
 
 
 def values_axis(values: Sequence[float], *, from_zero: bool, is_log: bool) -> Values:

@@ -55,6 +55,7 @@ function watch(figure) {
   }
 
   function rest() {
+    index = every.length - 1;
     for (const line of lines) line.classList.remove("shown");
     for (const curve of values) curve.shown.textContent = number(curve.value[curve.value.length - 1]);
     at.textContent = "";

@@ -102,7 +102,7 @@ def _card(example: Json) -> Html:
     parts: list[Html] = []
     image = example.get("image")
     if isinstance(image, str) and _IMAGE.fullmatch(image):
-        parts.append(element("img", src=image, alt=f"example {example['index']}", loading="lazy"))
+        parts.append(element("img", src=image, alt=f"example {example['index']}"))
     label, predicted = _words(example["label"]), _words(example["predicted"])
     parts.append(
         element(

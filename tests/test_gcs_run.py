@@ -130,6 +130,10 @@ def test_it_tells_how_it_went_and_leaves_nothing_behind(on_gcs: OnGcs) -> None:
     assert starts[1]["from_step"] == 20
     assert len(json.loads((on_gcs.local / "provenance.json").read_text())["starts"]) == 2
     assert chaos_checks.leftovers(on_gcs.local, most=3) == []
+    page = (on_gcs.local / "report.html").read_text()
+    assert ">finished<" in page and "over 2 starts" in page and "start 2, from step 20: killed" in page
+    alerts = [json.loads(line) for line in (on_gcs.local / "alerts.jsonl").read_text().splitlines()]
+    assert [alert["event"] for alert in alerts] == ["finished"]
 
 
 def test_its_export_holds_what_it_trained(on_gcs: OnGcs) -> None:

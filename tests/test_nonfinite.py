@@ -130,6 +130,13 @@ def test_stop_names_the_record_and_skip_goes_on_from_there(
     assert sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())[-1] == nan.bad_step
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"], status["step"]) == ("failed", 78, nan.bad_step)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert ">failed<" in page and f"Step {nan.bad_step:,} was not finite" in page and f"record {nan.index}" in page
+    alerts = [json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()]
+    assert [(alert["event"], alert["step"]) for alert in alerts] == [
+        ("nonfinite", nan.bad_step),
+        ("failed", nan.bad_step),
+    ]
 
     run(nan, *flags, "--on_nonfinite=skip")
     assert_state(tmp_path / "run", skipped(nan, norm=norm), 0.0 if norm else 1e-5)

@@ -149,6 +149,7 @@ def test_it_stops_where_it_is_and_goes_on_from_there(
     assert newest(tmp_path) == first
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["exit_code"], status["step"]) == ("stopped", 75, first)
+    assert ">stopped<" in (tmp_path / "report.html").read_text()
     second = stop(trainer, tmp_path, signal.SIGINT)
     assert newest(tmp_path) == second > first
     trainer.run(f"--model_dir={tmp_path}", *FLAGS)
@@ -157,6 +158,9 @@ def test_it_stops_where_it_is_and_goes_on_from_there(
     assert [start["exit_code"] for start in starts] == [75, 75, 0]
     assert [start["from_step"] for start in starts] == [0, first, second]
     assert json.loads((tmp_path / "receipt.json").read_text())["seconds"]["recomputed"] == 0
+    alerts = [json.loads(line) for line in (tmp_path / "alerts.jsonl").read_text().splitlines()]
+    assert [(alert["event"], alert["step"]) for alert in alerts][-1] == ("finished", newest(tmp_path))
+    assert [alert["event"] for alert in alerts[:-1]] == ["preempted", "preempted"]
 
 
 def test_a_call_is_so_short_that_the_grace_holds(slow: Slow) -> None:

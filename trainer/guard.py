@@ -66,7 +66,7 @@ class Guard:
 
     def tell_of_trouble(self, message: str) -> None:
         """Alerts of what could not be written, which the log tells already."""
-        self.alerts.send("failing_saves", message, is_in_log=True, step=self._step)
+        self.alerts.send("failing_saves", message, is_in_log=True, step=self.step)
 
     def confirm(self) -> None:
         """Raises what makes it wrong to write now: another run has taken over, or the directory is gone."""
@@ -116,14 +116,14 @@ class Guard:
         if self._lease is not None:
             self._lease.release(_STATES.get(exit_code, "failed"), exit_code, redact(reason) if reason else None)
         if exit_code == EXIT_OK:
-            self.alerts.send("finished", self.outcome, severity="INFO", step=self._step)
+            self.alerts.send("finished", self.outcome, severity="INFO", step=self.step)
         elif self._stops.reason is None:
             event = "stopped" if exit_code == EXIT_RETRY else "failed"
-            self.alerts.send(event, reason or "", severity="ERROR", is_in_log=True, step=self._step)  # as the last word
+            self.alerts.send(event, reason or "", severity="ERROR", is_in_log=True, step=self.step)  # as the last word
         self.alerts.close(_CLOSING_SECS)
 
     @property
-    def _step(self) -> int | None:
+    def step(self) -> int | None:
         """As far as the receipt knows; None before there is one."""
         return self.receipt.reached_step if self.receipt is not None else None
 
@@ -133,7 +133,7 @@ class Guard:
             self._folder.replace(run_dir.ALERTS, added(self._folder.read(run_dir.ALERTS), alert))
 
     def _stalled(self, message: str) -> None:
-        self.alerts.send("stall", message, severity="ERROR", is_in_log=True, step=self._step)
+        self.alerts.send("stall", message, severity="ERROR", is_in_log=True, step=self.step)
         self.end(EXIT_RETRY, message)
 
     def _keep_accounts(self) -> None:

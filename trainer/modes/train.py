@@ -114,7 +114,7 @@ class Train:
 
     def _tell_of_stop(self, reason: str) -> None:
         message = f"asked to stop by {reason}: the run saves where it is, to go on later"
-        self.watched.alerts.send("preempted", message, step=self.stops.saved_step)
+        self.watched.alerts.send("preempted", message, step=self.watched.step, saved_step=self.stops.saved_step)
 
     def _checkpoints(self) -> store.Checkpoints:
         config = self.run.config

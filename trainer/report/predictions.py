@@ -4,11 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.report.html import Html, element, folded, joined, note, table
+from trainer.report.html import Html, element, joined, note, table
 from trainer.report.left import Json
 from trainer.report.numbers import number, percent
 
 _MOST_CLASSES = 20  # of a matrix that can still be read
+_FEW_CHARS = 3
 _SHADES = 5  # of page.css: right1, ..., wrong5
 _MOST_CARDS = 48
 _MOST_FEATURES = 12
@@ -23,7 +24,7 @@ def predictions(examples: Json) -> Html:
         LookupError, TypeError, ValueError, AttributeError: it is not as `examples.json` is written.
     """
     seen, total = examples["examples"], examples["total"]
-    how_many = f"all {total:,}" if seen == total else f"{seen:,} of {total:,}"
+    how_many = f"All {total:,}" if seen == total else f"{seen:,} of {total:,}"
     parts = [
         note(f"{how_many} examples of the split {examples['split']}, by the weights of step {examples['step']:,}.")
     ]
@@ -66,9 +67,11 @@ def _matrix(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> Html:
         )
         for label in shown
     ]
-    grid = element("table", element("thead", head), element("tbody", *rows), kind="confusion")
+    is_narrow = all(len(classes[index]) <= _FEW_CHARS for index in shown)  # else the names of columns stand upright
+    kind = "confusion narrow" if is_narrow else "confusion"
+    grid = element("table", element("thead", head), element("tbody", *rows), kind=kind)
     box = element("div", grid, kind="scroll", tabindex=0, role="region", aria_label="confusion matrix")
-    return joined([element("p", told), box, _by_class(classes, confusion, shown)])
+    return joined([element("p", told), element("div", box, _by_class(classes, confusion, shown), kind="beside")])
 
 
 def _cell(classes: Sequence[str], row: Sequence[int], label: int, predicted: int) -> Html:
@@ -95,7 +98,7 @@ def _by_class(classes: Sequence[str], confusion: Sequence[Sequence[int]], shown:
             )
         )
     head = ("class", "examples", "recall", "precision")
-    return folded("recall and precision by class", table(head, rows, label="recall and precision by class"))
+    return table(head, rows, label="recall and precision by class")
 
 
 def _card(example: Json) -> Html:
@@ -104,29 +107,23 @@ def _card(example: Json) -> Html:
     if isinstance(image, str) and _IMAGE.fullmatch(image):
         parts.append(element("img", src=image, alt=f"example {example['index']}"))
     label, predicted = _words(example["label"]), _words(example["predicted"])
-    parts.append(
-        element(
-            "p",
-            element("b", predicted),
-            _share(example.get("predicted_probability")),
-            " for ",
-            element("b", label),
-            _share(example.get("probability")),
-        )
-    )
+    said = [element("b", predicted), _share(example.get("predicted_probability"))]
+    told = [" for ", element("b", label), _share(example.get("probability"))] if label != predicted else [", and right"]
+    parts.append(element("p", *said, *told))
     if example.get("text"):
         parts.append(element("p", str(example["text"]), kind="quote"))
     if example.get("features"):
         features = list(example["features"].items())[:_MOST_FEATURES]
         parts.append(element("p", ", ".join(f"{name} {number(value)}" for name, value in features), kind="quote"))
-    where = f"record {example['record']}" if example.get("record") else f"example {number(example['index'])}"
-    parts.append(element("p", f"loss {number(example['loss'])}, {where}", kind="more"))
+    record = example.get("record")
+    where = str(record).rpartition("/")[2] if record else f"example {number(example['index'])}"
+    parts.append(element("p", f"loss {number(example['loss'])}, {where}", kind="more", title=record))
     return element("li", *parts)
 
 
 def _words(value: Any) -> str:
     """A label; several of them, where an example has several."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "none"
 
 
 def _share(value: Any) -> str:

@@ -20,7 +20,7 @@ MODEL_FAMILIES = ("applications", "keras_hub")
 BUILT_IN_MODELS = pathlib.Path(__file__).parent / "models"
 # What a run_id may have in braces; `series.py` says what each stands for.
 RUN_ID_FIELDS = ("date", "hour", "week", "month", "job", "trial")
-_NEEDLESS = {"doctor": ("model_dir", "dataset"), "report": ("dataset",)}  # of what all other modes need
+_NEEDLESS = {"model_dir": ("doctor",), "dataset": ("doctor", "report")}  # modes that do without what all others need
 STOPS = ("train_steps", "train_epochs", "train_examples")  # one of them says when training ends
 DURATIONS = {"warmup": durations.parse, "decay_at": durations.parse_all, "decay_every": durations.parse}
 SYNTHETIC = "synthetic"  # of dataset; as data/catalog.py, which nothing here may import, has it
@@ -87,8 +87,8 @@ def _problems_of_values(config: Config) -> list[str]:
 
 def _problems_of_combinations(config: Config) -> list[str]:
     problems = []
-    for required in ("model_dir", "dataset"):
-        if not getattr(config, required) and required not in _NEEDLESS.get(config.mode, ()):
+    for required in _NEEDLESS:
+        if not getattr(config, required) and config.mode not in _NEEDLESS[required]:
             problems.append(f"{required} is missing; give --{required}=...")
     ends = {n: getattr(config, n) for n in STOPS if getattr(config, n) is not None}
     if len(ends) > 1:

@@ -7,7 +7,7 @@ from trainer.report.numbers import number
 from trainer.report.spent import ended
 
 _MOST_ROWS = 50
-_MOST_RECORDS = 10
+_MOST_RECORDS = _MOST_POSTMORTEMS = 10
 _FINISHED = "finished"  # the alert of a run that nothing happened to
 
 
@@ -45,8 +45,10 @@ def alerts(left: Left) -> Html:
 
 
 def postmortems(left: Left) -> Html:
-    """One a step that was not finite."""
-    return joined(_postmortem(found) for found in left.postmortems[:_MOST_ROWS])
+    """What was found of the last steps that were not finite."""
+    more = len(left.postmortems) - _MOST_POSTMORTEMS
+    shown = [_postmortem(found) for found in left.postmortems[-_MOST_POSTMORTEMS:]]
+    return joined([*shown, note(f"{more:,} earlier steps were not finite either.")] if more > 0 else shown)
 
 
 def _postmortem(found: Json) -> Html:
@@ -64,7 +66,9 @@ def _postmortem(found: Json) -> Html:
             table(("", ""), rows, label=f"post-mortem of step {found['step']}", kind="facts"),
             folded(
                 f"gradient norms of {len(norms)} variables",
-                table(("variable", "norm"), [(name, number(norm)) for name, norm in norms], label="gradient norms"),
+                table(
+                    ("variable", "norm"), [(n, number(norm)) for n, norm in norms[:_MOST_ROWS]], label="gradient norms"
+                ),
             ),
         ]
     )

@@ -10,6 +10,7 @@ from trainer.report.left import Json, Left
 from trainer.report.numbers import number
 
 _MIB = 2**20
+_MOST_STARTS = 20  # besides the last
 
 
 def options(config: Json) -> Html:
@@ -34,14 +35,16 @@ def shown(config: Json) -> dict[str, str]:
 
 
 def provenance(left: Left) -> Html:
-    """The last start; where the starts before had other code, packages or data, all of them behind a fold."""
+    """The last start; and those before it, the newest first, each behind a fold."""
     if not left.starts:
         return note("There is no provenance.json.")
     *before, last = left.starts
     parts = [table(("", ""), _facts(last), label="provenance of the last start", kind="facts")]
-    for index, start in reversed(list(enumerate(before, start=1))):
+    for index, start in list(enumerate(before, start=1))[: -_MOST_STARTS - 1 : -1]:
         label = f"start {index} of {len(left.starts)}"
         parts.append(folded(label, table(("", ""), _facts(start), label=f"provenance of {label}", kind="facts")))
+    if len(before) > _MOST_STARTS:
+        parts.append(note(f"{len(before) - _MOST_STARTS:,} earlier ones are in provenance.json."))
     return joined(parts)
 
 

@@ -69,12 +69,12 @@ def _results(named: Mapping[str, Left], found: Mapping[str, Found]) -> Html:
     names = list(dict.fromkeys(name for of in found.values() for name in metric_names(of) if EVAL in of[name]))
     rows: list[tuple[str, ...]] = [("state", *(state(left)[0] for left in named.values()))]
     metric, goal = goal_of(next(iter(named.values())))
-    tops = [best(of[metric][EVAL].points, goal) if EVAL in of.get(metric, {}) else None for of in found.values()]
+    tops = [best(_points(of, metric, EVAL), goal) for of in found.values()]
     rows.append((f"best {metric}", *(number(top[1]) if top else _ABSENT for top in tops)))
     rows.append(("at step", *(f"{top[0]:,}" if top else _ABSENT for top in tops)))
     for name in names:
-        values = [of[name][EVAL].points[-1][1] if EVAL in of.get(name, {}) else None for of in found.values()]
-        rows.append((f"last {name}", *(number(value) for value in values)))
+        last = [_points(of, name, EVAL)[-1:] for of in found.values()]
+        rows.append((f"last {name}", *(number(points[0][1]) if points else _ABSENT for points in last)))
     return table(("", *named), rows, label="final metrics")
 
 

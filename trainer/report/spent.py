@@ -9,6 +9,7 @@ from trainer.report.left import Json
 from trainer.report.numbers import duration, number, percent
 
 _WIDTH, _HEIGHT, _GAP = 1000, 34, 2
+_MOST_STARTS = 200  # the newest
 _LEAST_SHARE = 0.0005  # less is not worth a row
 _ENDS = {0: "finished", 75: "stopped, to go on later (75)", 78: "failed (78)", 1: "failed (1)"}
 _UNKNOWN_END = "killed, or still at work"
@@ -103,7 +104,7 @@ def _starts(receipt: Json) -> list[Sequence[str]]:
                 ended(start["exit_code"]),
             )
         )
-    return rows
+    return rows[-_MOST_STARTS:]
 
 
 def ended(code: Any) -> str:

@@ -44,11 +44,7 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
 
         return checkup.run(settings)
     if settings.mode == "report":
-        stops.when = "before the report was written"
-        packages.quieten_libraries(for_machines=settings.log_format == "json")
-        from trainer.modes import report
-
-        return report.report(settings)
+        return _report(settings, stops)
     catalog.check_local(settings.dataset, settings.data_dir)
     packages.check_packages(wants_tpu=settings.tpu is not None, backend=settings.backend)
     packages.quieten_libraries(for_machines=settings.log_format == "json")
@@ -56,6 +52,14 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
 
     experiment.run(settings, flags.origins(layers), argv, started, stops)
     return errors.EXIT_OK
+
+
+def _report(settings: config.Config, stops: stopping.Stops) -> int:
+    stops.when = "before the report was written"
+    packages.quieten_libraries(for_machines=settings.log_format == "json")
+    from trainer.modes import report
+
+    return report.report(settings)
 
 
 def _since(started: float) -> str:

@@ -113,5 +113,6 @@ def test_a_run_leaves_its_page(trainer: Trainer, tmp_path: pathlib.Path) -> None
     assert f"report       {tmp_path}/run/report.html" in done.stdout
     page = (tmp_path / "run" / "report.html").read_text()
     assert ">finished<" in page and "in one start" in page and "loss by step: train" in page
+    assert "All 297 examples of the split test, by the weights of step 6." in page and "data:image/png;base64," in page
     [alert] = (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()
     assert (json.loads(alert)["event"], json.loads(alert)["step"]) == ("finished", 6)

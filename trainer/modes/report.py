@@ -6,7 +6,7 @@ Needs no devices, no data and no model. It takes no lease and disturbs no run: i
 import logging
 import threading
 
-from trainer import rules, run_dir, series, storage
+from trainer import logs, rules, run_dir, series, storage
 from trainer.config import Config
 from trainer.errors import EXIT_OK, ConfigError
 from trainer.report import one, several
@@ -34,7 +34,7 @@ def report(config: Config) -> int:
             found = [_run(folder, name) for name in rules.runs(config.runs)]
             page = several.page(found, title=f"Runs of {folder.path.rpartition('/')[2]}")
         folder.write(run_dir.REPORT, page)
-    _log.info("report  %s", folder.file(run_dir.REPORT))
+    _log.log(logs.RESULT, "report  %s", folder.file(run_dir.REPORT))
     return EXIT_OK
 
 

@@ -19,7 +19,6 @@ from trainer.redact import redact
 from trainer.watch import status
 from trainer.watch.status import Status
 
-EXAMPLES = "examples.json"
 _PICTURES = (run_dir.SWEEP_PICTURE, run_dir.INPUT_PICTURE)
 _POSTMORTEM = re.compile(rf"{run_dir.POSTMORTEM}-(\d+)\.json")
 _LAST_WORDS = re.compile(r"(stall|failure)-.*\.txt")
@@ -102,7 +101,7 @@ def look(path: str) -> Left:
         postmortems=tuple(
             found for step in steps if (found := reader.json(f"{run_dir.POSTMORTEM}-{step}.json")) is not None
         ),
-        examples=reader.json(EXAMPLES),
+        examples=reader.json(run_dir.EXAMPLES),
         preflight=reader.json(run_dir.PREFLIGHT),
         parity=reader.json(run_dir.PARITY),
         sweep=reader.json(run_dir.SWEEP),

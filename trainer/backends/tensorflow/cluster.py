@@ -229,7 +229,10 @@ def _virtual_cpus(tf: typing.Any, num_replicas: int) -> Cluster:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * num_replicas
         )
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    # They share their memory: adding up in one place takes fewer copies and rounds than the ring of a collective.
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(num_replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
     description = f"CPU: {num_replicas} virtual replicas on this machine (--replicas)"
     return StrategyCluster(strategy=strategy, kind="cpu", num_replicas=num_replicas, description=description)
 

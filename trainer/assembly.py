@@ -14,6 +14,7 @@ from data.spec import Array
 from trainer import (
     adapting,
     augmentation,
+    backend,
     cluster,
     console,
     export,
@@ -79,6 +80,12 @@ class Assembly:
         wants_xla = config.xla == "on" or (config.xla == "auto" and devices.kind == "gpu")
         if config.xla == "auto" and refusals.reason_against_xla(model, devices.num_replicas):
             wants_xla = False
+        compiles = wants_xla or backend.always_compiles(config.backend)
+        if config.compile_cache is not None and config.mode in inputs.TRAINING_MODES and not compiles:
+            raise ConfigError(
+                "compile_cache has no effect where XLA compiles nothing: without --xla=on TensorFlow runs steps on the "
+                "CPU as they are. Leave it out or use --xla=on"
+            )
         batch_spec = self.batch_spec(self.plan.per_replica_batch_size)
         built = replicated.Replicated(
             model,

@@ -20,6 +20,7 @@ import tensorflow as tf
 from data import catalog
 from trainer import (
     cluster,
+    compile_cache,
     diagnose,
     export,
     guard,
@@ -161,12 +162,15 @@ def _run_on(start: _Start, target: hardware.Target) -> None:
         if tries or trains:
             services = supply.services(config)
             read = dataclasses.replace(read, services=services, cached=supply.copies(config, read.train_shards))
+        publish = None
+        if config.compile_cache is not None:
+            publish = stack.enter_context(compile_cache.opened(config.compile_cache)).publish
         devices = start.connect(target)
         stack.enter_context(read.explained())
         stack.enter_context(devices.watched(stops.end))
         assembly = Assembly(config, start.clock, start.source, read, folder, devices, start.origins)
         if watched is not None:
-            Train(assembly, watched, stops, start.argv, of_series).go()
+            Train(assembly, watched, stops, start.argv, of_series, publish).go()
         else:
             _ON_DEVICES.get(mode, use_checkpoint)(assembly)
 

@@ -142,7 +142,7 @@ def _problems_of_combinations(config: Config) -> list[str]:
         problems.append(
             f"xla is for TensorFlow on CPU and GPU, {what} always compiles; leave it out. Received: {config.xla}"
         )
-    problems += _problems_of_reading(config) + _problems_of_text(config)
+    problems += _problems_of_reading(config) + _problems_of_text(config) + _problems_of_compile_cache(config)
     return problems + _problem_of_model_name(config.model)
 
 
@@ -279,6 +279,22 @@ def _problems_of_reading(config: Config) -> list[str]:
         )
     if config.mode == "profile_input" and config.data_service is not None:
         problems.append("profile_input measures the pipeline of this machine; leave out data_service")
+    return problems
+
+
+def _problems_of_compile_cache(config: Config) -> list[str]:
+    if config.compile_cache is None:
+        return []
+    problems = []
+    if "://" in config.compile_cache:
+        problems.append(
+            "compile_cache must be a directory that this machine has mounted. "
+            f"Received: {config.compile_cache}. Give a local one, or a mount such as /gcs/BUCKET/..."
+        )
+    if config.backend == "tensorflow" and config.tpu is not None:
+        problems.append("compile_cache has no effect with TensorFlow on TPUs, which keeps no programs; leave it out")
+    elif config.backend == "tensorflow" and config.xla == "off":
+        problems.append("compile_cache has no effect with xla=off, where XLA compiles nothing; leave it out")
     return problems
 
 

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -31,6 +31,7 @@ from trainer.callbacks.lines import Lines
 from trainer.callbacks.metrics import MetricsFile
 from trainer.callbacks.pace import Pace
 from trainer.callbacks.profile import Profile
+from trainer.callbacks.programs import KeepPrograms
 from trainer.callbacks.records import Records, Sink
 from trainer.callbacks.slow_input import SlowInput
 from trainer.callbacks.underflow import Underflow
@@ -52,13 +53,17 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Train:
-    """A training run; `go` does it. `watched` watches over it from outside, `series` is what it is one of."""
+    """A training run; `go` does it.
+
+    `watched` watches over it from outside, `series` is what it is one of, `publish` keeps the programs compiled so far.
+    """
 
     run: Assembly
     watched: guard.Guard
     stops: Stops
     argv: Sequence[str]
     series: Series | None
+    publish: Callable[[], None] | None = None
 
     def go(self) -> None:
         """Trains, evaluates, exports, and says what came of it."""
@@ -233,8 +238,9 @@ class Train:
         )
 
     def _callbacks(self, start_step: int, timer: LoopClock, pace: Pace, records: Records) -> list[Callback]:
+        keeping = [KeepPrograms(self.publish)] if self.publish else []
         if not self.run.devices.is_chief:
-            return [timer, records]
+            return [timer, records, *keeping]
 
         def tell(event: str, message: str, step: int) -> None:
             self.watched.alerts.send(event, message, step=step)
@@ -246,7 +252,7 @@ class Train:
             start_step=start_step,
         )
         trouble = [SlowInput(functools.partial(tell, "slow_input")), Underflow(functools.partial(tell, "underflow"))]
-        callbacks = [timer, pace, records, profile, *trouble]
+        callbacks = [timer, pace, records, profile, *trouble, *keeping]
         return [*callbacks, hypertune.Hypertune()] if hypertune.is_wanted() else callbacks
 
     def _examine(self, step: int) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from trainer import backend
-from trainer.options.field import option
+from trainer.options.field import TRAINING, TRYING, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,14 @@ class HardwareOptions:
         "compile with XLA on CPU and GPU (a TPU always does); auto: on for GPUs, off on CPU",
         group="hardware",
         choices=("auto", "on", "off"),
+        changes_numbers=False,
+    )
+    compile_cache: str | None = option(
+        None,
+        "directory of this machine or a disk that hosts share, where programs compiled by XLA are kept for the next "
+        "start; whoever can write there can run code here",
+        group="hardware",
+        modes=(*TRAINING, *TRYING),
         changes_numbers=False,
     )
     steps_per_loop: int = option(

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from trainer import internals
 from trainer.backends.tensorflow.finite import Change, FiniteCheck
+from trainer.backends.tensorflow.once import TracedOnce
 from trainer.forward import Forward
 
 Tensors = list[tf.Tensor]
@@ -33,7 +34,7 @@ class FunctionalTrainStep:
         # What is drawn without a generator moves on too.
         self._forward = Forward(model, [internals.global_seed()], internals.assign_at_once if is_plain else None)
         passes = self._one_pass if microbatches == 1 else self._passes
-        self._forward_backward = tf.function(passes, jit_compile=True, autograph=False) if xla else passes
+        self._forward_backward = TracedOnce(tf.function(passes, jit_compile=True, autograph=False) if xla else passes)
 
     def __call__(self, data: tuple) -> None:
         optimizer, forward = self._model.optimizer, self._forward

@@ -72,6 +72,15 @@ def run_if(condition: tf.Tensor, function: Callable[[Sequence], None], tensors: 
     replica.merge_call(meet, args=(condition, tensors))
 
 
+def takes_turns(replica: tf.distribute.ReplicaContext) -> bool:
+    """Whether a step is traced once for each of several replicas of this process, in threads that take turns.
+
+    Not on a TPU, whose replicas share one trace anyway.
+    """
+    mirrored = isinstance(replica, mirrored_run._MirroredReplicaContext)
+    return mirrored and len(replica.strategy.extended.worker_devices) > 1
+
+
 def _branch(condition: tf.Tensor, function: Callable[[], Any]) -> None:
     def then() -> None:  # whatever `function` returns: both branches must return the same
         function()

@@ -1,4 +1,4 @@
-"""A function of tensors that is traced for one replica and called by all: its graph is made and optimised once."""
+"""A function of tensors that is traced for one replica and called by all: its graph is made once."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -41,8 +41,8 @@ class TracedOnce:
             with _AnyReplica(strategy, replica_id):
                 return self._function(*tensors)
 
-        # Not inlined: each copy would be optimised again.
-        traced = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+        # Inlined: a call takes time that shows in the smallest steps.
+        traced = tf.function(function, autograph=False)
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
         try:
             with tf.Graph().as_default():  # else it would be for the device of the replica that traces

@@ -6,6 +6,7 @@ import keras
 import pytest
 from keras.src import losses
 from keras.src.backend.common import masking
+from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
 from keras.src.random import seed_generator
@@ -17,6 +18,9 @@ PRIVATE = [
     (keras.Model, "_flatten_layers"),
     (keras.optimizers.Optimizer, "_all_reduce_sum_gradients"),
     (keras.optimizers.Optimizer, "_get_variable_index"),
+    (keras.optimizers.Optimizer, "_backend_update_step"),
+    (keras.Variable, "_direct_assign"),
+    (keras_numpy, "argmax"),
     (keras.optimizers.Optimizer, "_use_weight_decay"),
     (keras.optimizers.Optimizer, "_var_key"),
     (losses.loss, "scale_loss_for_distribution"),
@@ -56,6 +60,8 @@ def test_compiled_model_has_its_loss_tracker() -> None:
         (keras.optimizers.Optimizer.apply_gradients, "self.apply("),
         (tensorflow_optimizer.TFOptimizer._backend_update_step, "self._all_reduce_sum_gradients("),
         (tensorflow_optimizer.TFOptimizer._distributed_tf_update_step, "self.update_step("),
+        (keras.optimizers.Optimizer._backend_apply_gradients, "self._backend_update_step("),
+        (keras.ops.argmax, "backend.numpy.argmax("),
         (tensorflow_optimizer.TFOptimizer._apply_weight_decay, "self.learning_rate"),
         (keras.optimizers.Optimizer._backend_apply_gradients, "self._apply_weight_decay("),
         (keras.optimizers.Optimizer.learning_rate.fget, "self._get_current_learning_rate("),

@@ -150,7 +150,8 @@ class Engine:
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Where a step may be traced: Keras then scales no loss, and replicas draw random numbers of their own."""
-        with self.strategy.scope(), internals.as_if_alone(), own_internals.masks_of_their_own(self._num_replicas):
+        masks = own_internals.masks_of_their_own(self._num_replicas)
+        with self.strategy.scope(), internals.as_if_alone(), masks, own_internals.plain_argmax():
             yield
 
     # State.

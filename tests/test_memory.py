@@ -1,5 +1,6 @@
-"""Memory of a run that goes on for long, and what the allocator makes of its threads."""
+"""Memory of a run that goes on for long, what the allocator makes of its threads, and what is looked at for garbage."""
 
+import gc
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import GUARD_SECS, ROOT, Trainer, clean_environ
+from trainer import memory
 
 # Pages that come and go. A leak of 300 bytes a step, or of 150 KB an evaluation or a checkpoint, is beyond.
 _MOST_MIB = 3.0
@@ -43,10 +45,10 @@ def test_a_long_run_takes_no_more_memory(trainer: Trainer, tmp_path: pathlib.Pat
         environ={"MALLOC_ARENA_MAX": "1"},  # else it is chance when the last of them has got its buffers
     )
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    memory = {record["step"]: record["train/host_memory_mib"] for record in records if "train/loss" in record}
-    before = max(mib for step, mib in memory.items() if step <= _SETTLED)
-    after = max(mib for step, mib in memory.items() if step > _END - 1_000)
-    assert after - before < _MOST_MIB, memory
+    resident = {record["step"]: record["train/host_memory_mib"] for record in records if "train/loss" in record}
+    before = max(mib for step, mib in resident.items() if step <= _SETTLED)
+    after = max(mib for step, mib in resident.items() if step > _END - 1_000)
+    assert after - before < _MOST_MIB, resident
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
@@ -62,3 +64,24 @@ def test_threads_share_one_arena_a_core_unless_told_otherwise(wanted: dict[str, 
         check=True,
     )
     assert 1 <= done.stdout.count("<heap nr=") <= most
+
+
+def test_no_garbage_is_looked_for_while_libraries_are_imported(trainer: Trainer, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("import gc; raise SystemExit(f'looks for garbage: {gc.isenabled()}')")
+    process = trainer.start(f"--model_dir={tmp_path}/run", environ={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert "looks for garbage: False" in "".join(process.communicate(timeout=GUARD_SECS))
+
+
+def test_garbage_is_looked_for_again_but_not_in_what_was_imported() -> None:
+    try:
+        with memory.importing():
+            library: list[object] = [object()]
+        of_run: list[object] = [object()]
+        looked_at = {id(one) for one in gc.get_objects()}
+        assert gc.isenabled()
+        assert id(library) not in looked_at and id(of_run) in looked_at
+        with pytest.raises(ImportError), memory.importing():
+            raise ImportError
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()

@@ -48,7 +48,8 @@ def main(argv: list[str], stops: stopping.Stops) -> int:
     catalog.check_local(settings.dataset, settings.data_dir)
     packages.check_packages(wants_tpu=settings.tpu is not None, backend=settings.backend)
     packages.quieten_libraries(for_machines=settings.log_format == "json")
-    from trainer import experiment
+    with memory.importing():
+        from trainer import experiment
 
     experiment.run(settings, flags.origins(layers), argv, started, stops)
     return errors.EXIT_OK

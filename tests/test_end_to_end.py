@@ -28,13 +28,36 @@ np.savez(sys.argv[3], **{key: value.numpy() for key, value in outputs.items()})
 """
 
 
+IMPORTED = "import time:"
+
+
 @pytest.fixture(scope="module")
-def one_replica(digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
-    """model_dir and console of 60 steps on one replica."""
+def run_and_imports(
+    digits_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[pathlib.Path, str, set[str]]:
+    """model_dir and console of 60 steps on one replica, and the modules that it has imported."""
     model_dir = tmp_path_factory.mktemp("runs") / "one"
-    done = Trainer(digits_dir).run(f"--model_dir={model_dir}", *PLAIN)
-    assert done.stderr == "", "the console shows only what its user can use"
-    return model_dir, done.stdout
+    done = Trainer(digits_dir).run(f"--model_dir={model_dir}", *PLAIN, environ={"PYTHONPROFILEIMPORTTIME": "1"})
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if not line.startswith(IMPORTED)]
+    assert not said, "the console shows only what its user can use"
+    return model_dir, done.stdout, {line.rpartition("|")[2].strip() for line in lines}
+
+
+@pytest.fixture(scope="module")
+def one_replica(run_and_imports: tuple[pathlib.Path, str, set[str]]) -> tuple[pathlib.Path, str]:
+    """model_dir and console of the same."""
+    return run_and_imports[:2]
+
+
+def test_a_run_imports_nothing_large_that_it_does_not_need(
+    run_and_imports: tuple[pathlib.Path, str, set[str]],
+) -> None:
+    _, _, imported = run_and_imports
+    assert {"tensorflow", "trainer.experiment"} <= imported
+    # Of scikit-learn, SciPy and JAX TensorFlow and Keras import what is installed by themselves.
+    unneeded = {"tensorboard", "keras_hub", "apache_beam", "optax", "sklearn.datasets", "trainer.doctor.checkup"}
+    assert not unneeded & imported
 
 
 def test_a_run_leaves_what_it_promises(one_replica: tuple[pathlib.Path, str]) -> None:

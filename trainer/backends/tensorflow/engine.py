@@ -1,7 +1,7 @@
 """The replicated step on TensorFlow: what one replica does, what the replicas exchange, and loops of it in one call.
 
-finite.py: whether a step's numbers are finite, and what becomes of one whose are not. functional.py: the step of
-tensors only, for XLA and for a batch in parts. internals.py: private names of Keras and TensorFlow.
+functional.py: the step of tensors. once.py: traced once for all replicas. finite.py: whether a step's numbers are
+finite, and what becomes of one whose are not. fused.py: updates in few operations. internals.py: private names.
 """
 
 import contextlib

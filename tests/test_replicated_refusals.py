@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import replicas_worker
 from tests.devices import one_replica
-from trainer import refusals
+from trainer import refusals, replicated
 from trainer.errors import ConfigError
 
 
@@ -41,6 +41,27 @@ def test_metrics_may_be_returned_as_keras_does() -> None:
     trained = replicas_worker.make(case, one_replica())
     logs = trained.run_train_loop(replicas_worker.batches(case, one_replica()), 1).logs
     assert {"own_loss", "loss", "accuracy"} <= logs.keys()
+
+
+class Parts(keras.metrics.Mean):
+    """One metric, two results."""
+
+    def result(self):
+        return {"once": super().result(), "twice": 2 * super().result()}
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(keras.ops.ones_like(y_true))
+
+
+def test_parts_of_a_metric_are_reported_by_their_names_as_in_keras() -> None:
+    devices = one_replica()
+    with devices.scope():
+        model = keras.Sequential([keras.Input((8, 8)), keras.layers.Flatten(), keras.layers.Dense(10)])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=[Parts()], jit_compile=False)
+    spec = (keras.KerasTensor((64, 8, 8)), keras.KerasTensor((64,), dtype="int32"))
+    batches = replicas_worker.batches(replicas_worker.CASES["adamw"], devices)
+    logs = replicated.Replicated(model, devices, spec).run_train_loop(batches, 2).logs
+    assert (logs["once"], logs["twice"]) == (1.0, 2.0)
 
 
 def test_metric_that_nobody_updates_is_not_reported_as_zero() -> None:

@@ -401,6 +401,14 @@ def metric_names(model: keras.Model) -> list[str]:
     return [inner.name for outer in model.metrics for inner in getattr(outer, "metrics", [outer])]
 
 
+def metrics_result(model: keras.Model) -> dict[str, Any]:
+    """What the metrics come to, by name; of one whose result is a dict each part, as Keras' `fit` has it."""
+    found: dict[str, Any] = {}
+    for name, value in model.get_metrics_result().items():
+        found |= value if isinstance(value, dict) else {name: value}
+    return found
+
+
 def means(model: keras.Model) -> list[keras.metrics.Mean]:
     """All metrics that are means, those given to `compile` among them."""
     metrics = [inner for outer in model.metrics for inner in (outer, *getattr(outer, "metrics", []))]

@@ -104,7 +104,7 @@ class Engine(MeshState):
                 *zip(self.step.groups["optimizer"], state["optimizer"], strict=True),
             ]
             with keras.StatelessScope(mapping):
-                logs = self.model.get_metrics_result()
+                logs = internals.metrics_result(self.model)
                 counts = {m.name: keras.ops.convert_to_tensor(m.count) for m in internals.means(self.model)}
                 sums = [jnp.sum(count, axis=0) for count in state["counts"]]
                 found = precision.values(self.model, sums[0], finite.overflow(kept)) if sums else {}

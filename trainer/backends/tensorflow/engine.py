@@ -111,7 +111,7 @@ class Engine:
             start = (tf.constant(0), tf.constant(0.0, tf.float64))
             _, waited = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
             return {
-                "logs": self.model.get_metrics_result(),
+                "logs": internals.metrics_result(self.model),
                 "counts": {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)},
                 "waited": waited,
                 "halted_at": self._finite.end_of_call(),

@@ -86,10 +86,13 @@ def test_summing_loss_on_several_replicas() -> None:
         refusals.check_losses(loss, num_replicas=2)
 
 
-def test_accumulating_optimizer_on_several_replicas() -> None:
-    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+@pytest.mark.parametrize(
+    "options", [{"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 2}]
+)
+def test_optimizer_of_which_keras_is_not_capable_on_several_replicas(options: dict) -> None:
+    optimizer = keras.optimizers.SGD(**options)
     refusals.check_optimizer(optimizer, num_replicas=1)
-    with pytest.raises(ConfigError, match="gradient_accumulation_steps"):
+    with pytest.raises(ConfigError, match=list(options)[-1]):
         refusals.check_optimizer(optimizer, num_replicas=2)
 
 

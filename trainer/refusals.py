@@ -20,12 +20,19 @@ def check_losses(losses: Any, *, num_replicas: int) -> None:
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int) -> None:
-    """Raises ConfigError for an optimizer that accumulates gradients, which Keras cannot on several replicas."""
-    steps = getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps
+    """Raises ConfigError for an optimizer that does what Keras cannot on several replicas."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps = inner.gradient_accumulation_steps
     if num_replicas > 1 and steps:
         raise ConfigError(
             f"Keras accumulates gradients on one replica only. Received: gradient_accumulation_steps={steps} on "
             f"{num_replicas} replicas. Use --microbatches={steps} with a global batch {steps} times as large"
+        )
+    if num_replicas > 1 and inner.use_ema and inner.ema_overwrite_frequency:
+        raise ConfigError(
+            "Keras writes moving averages over the weights on one replica only. Received: ema_overwrite_frequency="
+            f"{inner.ema_overwrite_frequency} on {num_replicas} replicas. Leave it out: the averages are evaluated and "
+            "exported as it is"
         )
 
 

@@ -4,8 +4,9 @@ import inspect
 
 import keras
 import pytest
+import tensorflow as tf
 from keras.src import losses
-from keras.src.backend.common import masking
+from keras.src.backend.common import masking, stateless_scope
 from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
@@ -21,6 +22,8 @@ PRIVATE = [
     (keras.optimizers.Optimizer, "_backend_update_step"),
     (keras.Variable, "_direct_assign"),
     (keras_numpy, "argmax"),
+    (stateless_scope, "get_stateless_scope"),
+    (tf.GradientTape, "_push_tape"),
     (keras.optimizers.Optimizer, "_use_weight_decay"),
     (keras.optimizers.Optimizer, "_var_key"),
     (losses.loss, "scale_loss_for_distribution"),

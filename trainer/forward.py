@@ -43,13 +43,13 @@ class Forward:
 
         Raises:
             ConfigError: without `assign`, where a layer assigns to trainable weights while it is called, or to what is
-                not handed over.
+                not handed over; where it assigns within a branch, a loop or a function of TensorFlow's.
         """
         model = self._model
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            assigned = internals.note_assigned(scope, functools.partial(self._kept, weights))
+        scope, keep = keras.StatelessScope(mapping, collect_losses=True), functools.partial(self._kept, weights)
+        with scope, internals.noting_assigned(scope, keep) as assigned:
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)
             internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])

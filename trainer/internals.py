@@ -81,17 +81,25 @@ def note_loss(model: keras.Model, loss: Any, *, examples: int) -> None:
     tracker.count.assign_add(ops.cast(examples, tracker.count.dtype))
 
 
-def note_assigned(scope: keras.StatelessScope, keep: Callable[[keras.Variable, Any], Any]) -> list[keras.Variable]:
+@contextlib.contextmanager
+def noting_assigned(
+    scope: keras.StatelessScope, keep: Callable[[keras.Variable, Any], Any]
+) -> Iterator[list[keras.Variable]]:
     """A list to which each variable is added that is assigned to within the scope.
 
     Unless `keep(variable, value)` takes care of it, and returns what the variable is from now on, ConfigError for one
-    that the scope is not handed: its value would be lost.
+    that the scope is not handed: its value would be lost. ConfigError also for what TensorFlow knows only within a
+    branch, a loop or a function.
     """
     assigned: list[keras.Variable] = []
+    refused: list[ConfigError] = []
     add = scope.add_update
 
     def noted(update: tuple) -> None:
         variable, value = update
+        if _is_inner(value, scope.get_current_value(variable)):
+            refused.append(_refusal_of_inner(variable))
+            raise refused[0]
         kept = keep(variable, value)
         if kept is None:
             _refuse_lost(scope, variable)
@@ -99,7 +107,12 @@ def note_assigned(scope: keras.StatelessScope, keep: Callable[[keras.Variable, A
         add((variable, value if kept is None else kept))
 
     scope.add_update = noted  # of this scope alone: replicas of TensorFlow are traced by turns
-    return assigned
+    try:
+        yield assigned
+    except Exception:
+        if refused:  # a tf.function makes another error of it
+            raise refused[0] from None
+        raise
 
 
 def assign_at_once(variable: keras.Variable, value: Any) -> None:
@@ -133,6 +146,21 @@ def _refuse_lost(scope: keras.StatelessScope, variable: keras.Variable) -> None:
             "model: self.NAME = self.add_weight(...) or keras.random.SeedGenerator(...). It comes about at "
             f"{users_line()}"
         )
+
+
+def _is_inner(value: Any, before: Any) -> bool:
+    """Whether a value is a tensor of another graph of TensorFlow than that of before."""
+    graph, outer = getattr(value, "graph", None), getattr(before, "graph", None)
+    return graph is not None and outer is not None and graph is not outer
+
+
+def _refusal_of_inner(variable: keras.Variable) -> ConfigError:
+    return ConfigError(
+        f"the model assigns to the variable {variable.path} within a tf.function, a branch or a loop, from where a "
+        "step of tensors cannot take it. Return the value from there and assign it outside, or give the model a "
+        "train_step that returns super().train_step(data): the step is Keras' own then. It comes about at "
+        f"{users_line()}"
+    )
 
 
 def users_line() -> str:

@@ -151,7 +151,8 @@ class Engine:
     def tracing(self) -> Iterator[None]:
         """Where a step may be traced: Keras then scales no loss, and replicas draw random numbers of their own."""
         masks = own_internals.masks_of_their_own(self._num_replicas)
-        with self.strategy.scope(), internals.as_if_alone(), masks, own_internals.plain_argmax():
+        as_tensors = own_internals.tapes_of_tensors()
+        with self.strategy.scope(), internals.as_if_alone(), masks, own_internals.plain_argmax(), as_tensors:
             yield
 
     # State.

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import stateless_scope as keras_stateless_scope
 from keras.src.backend.tensorflow import numpy as keras_numpy
 from keras.src.random import seed_generator as keras_seed_generator
 from tensorflow.python.distribute import mirrored_run
@@ -133,6 +134,33 @@ def plain_argmax() -> Iterator[None]:
         yield
     finally:
         keras_numpy.argmax = kept
+
+
+@contextlib.contextmanager
+def tapes_of_tensors() -> Iterator[None]:
+    """While a step is traced, tapes in the user's code take the tensors that stand for variables as they take those.
+
+    They would watch no weight and find no gradient by any, as a penalty on gradients by weights has it.
+    """
+    tape = tf.GradientTape
+    push, gradient = tape._push_tape, tape.gradient
+
+    def push_and_watch(self: Any) -> None:
+        push(self)
+        scope = keras_stateless_scope.get_stateless_scope()
+        if scope is not None and self._watch_accessed_variables:
+            self.watch([t for t in scope.state_mapping.values() if tf.is_tensor(t) and t.dtype.is_floating])
+
+    def gradient_by_value(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if keras_stateless_scope.in_stateless_scope():
+            sources = keras.tree.map_structure(lambda s: s.value if isinstance(s, keras.Variable) else s, sources)
+        return gradient(self, target, sources, *args, **kwargs)
+
+    tape._push_tape, tape.gradient = push_and_watch, gradient_by_value
+    try:
+        yield
+    finally:
+        tape._push_tape, tape.gradient = push, gradient
 
 
 def swallow_first_xla_notice() -> None:

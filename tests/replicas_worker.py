@@ -366,11 +366,12 @@ def _replica() -> Any:
 
 
 class DropoutSum(keras.Model):
-    """Shows, as metrics of MASK_BITS units each, what each of the first replicas drew."""
+    """Shows, as metrics of MASK_BITS units each, what each of the first replicas drew, with a generator and without."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dropout = keras.layers.Dropout(0.5)
+        self.seed = keras.random.SeedGenerator(1) if backend.chosen() == "jax" else None  # Keras wants one there
         self.out = keras.layers.Dense(10)
         self.drawn = [keras.metrics.Sum(name=f"mask_{i}") for i in range(MASKS)]
 
@@ -378,7 +379,9 @@ class DropoutSum(keras.Model):
         return self.out(keras.ops.reshape(x, (-1, 64)))
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        mask = self.dropout(keras.ops.ones((MASKS, MASK_BITS)), training=True) / 2.0
+        mask = self.dropout(keras.ops.ones((MASKS // 2, MASK_BITS)), training=True) / 2.0
+        without = keras.random.uniform((MASKS // 2, MASK_BITS), seed=self.seed) < 0.5
+        mask = keras.ops.concatenate([mask, keras.ops.cast(without, mask.dtype)])
         numbers = keras.ops.matmul(mask, 2.0 ** keras.ops.arange(MASK_BITS, dtype="float32"))  # [MASKS] below 16
         # Replica r adds number * 100^r: the sum, which float32 can hold, shows it in two decimal digits of its own.
         weight = keras.ops.power(100.0, keras.ops.cast(_replica(), "float32"))

@@ -95,10 +95,12 @@ def masks_of_their_own(num_replicas: int) -> Iterator[None]:
     """While a step is traced, each replica draws its own random numbers (keras 20612).
 
     The stored state stays the same on all replicas and moves on as ever; only what is drawn from it depends on the
-    replica. State and replica decide, so a run that restores the state draws what it would have drawn.
+    replica. State and replica decide, so a run that restores the state draws what it would have drawn. Keras has a
+    generator a thread for what is drawn without one, and replicas have threads: they all take that of this thread.
     """
     generator = keras_seed_generator.SeedGenerator
-    following = generator.next
+    following, of_thread = generator.next, keras_seed_generator.global_seed_generator
+    shared = of_thread()
 
     def next_of_replica(self: Any, ordered: bool = True) -> tf.Tensor:
         seed = following(self, ordered)
@@ -109,10 +111,11 @@ def masks_of_their_own(num_replicas: int) -> Iterator[None]:
 
     if num_replicas > 1:
         generator.next = next_of_replica
+        keras_seed_generator.global_seed_generator = lambda: shared
     try:
         yield
     finally:
-        generator.next = following
+        generator.next, keras_seed_generator.global_seed_generator = following, of_thread
 
 
 @contextlib.contextmanager

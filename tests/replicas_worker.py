@@ -74,13 +74,14 @@ class ActivityLoss(keras.layers.Layer):
 
 
 class Block(keras.layers.Layer):
-    """A layer of layers with all that a layer may have: random numbers, statistics, a loss of its own."""
+    """A layer of layers with all that a layer may have: random numbers, statistics, a loss and a metric of its own."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.hidden = keras.layers.Dense(64, activation="relu")
         self.dropout = keras.layers.Dropout(0.3)
         self.scale = RunningScale()
+        self.size = keras.metrics.Mean(name=f"{self.name}_size")
 
     def build(self, shape: tuple) -> None:
         for layer in (self.hidden, self.dropout, self.scale):
@@ -90,6 +91,8 @@ class Block(keras.layers.Layer):
     def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
         y = self.dropout(self.hidden(x), training=training)
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(y)))
+        if training:
+            self.size.update_state(keras.ops.abs(y))
         return x + self.scale(y, training=training)
 
 

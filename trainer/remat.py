@@ -44,7 +44,7 @@ def _computed_again(layer: keras.layers.Layer, call: Callable) -> Callable:
         given = keras.tree.flatten((args, kwargs))
         floats = [index for index, value in enumerate(given) if ops.is_tensor(value) and _is_float(value)]
         variables = layer.trainable_variables
-        others = [v for v in layer.variables if not any(v is t for t in variables)]
+        others = [v for v in layer.variables if not any(v is t for t in variables)] + layer.metrics_variables
         autocast = internals.autocast_of_now()  # in the backward pass no layer is being called
         with internals.no_autocast():
             weights = [ops.copy(v.value) for v in variables]  # as they are: a variable of TensorFlow would move on

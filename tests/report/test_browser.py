@@ -1,5 +1,6 @@
 """The page in a real browser: on a phone and a desk, light and dark, under a finger, without a script."""
 
+import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -51,6 +52,32 @@ def test_it_opens_without_a_word_of_complaint_and_fits(chrome: Chrome, pages: di
         "Math.min(...[...document.querySelectorAll('.plot.linear text')].map((t) => t.getBoundingClientRect().height))"
     )
     assert least > 9, "the numbers of the axes can be read"
+
+
+def test_long_names_fit_a_phone_and_leave_room_for_values(chrome: Chrome, tmp_path: pathlib.Path) -> None:
+    runs = [look(str(made.run(tmp_path / f"{'long_name_' * 9}{index}", seed=index))) for index in range(2)]
+    (tmp_path / "long.html").write_text(several.page(runs, title="Runs"))
+    chrome.open((tmp_path / "long.html").as_uri(), width=PHONE)
+    assert chrome.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    heights = chrome.run("[...document.querySelectorAll('.keys b')].map((value) => value.offsetHeight)")
+    assert max(heights) < 30, "a value stands on one line"
+
+
+def test_what_is_written_to_the_left_turns_nothing_else_round(chrome: Chrome, tmp_path: pathlib.Path) -> None:
+    path = made.run(tmp_path / "run")
+    text = (path / "examples.json").read_text()
+    (path / "examples.json").write_text(text.replace('"airplane"', json.dumps("مطار")).replace('"cat"', '"قط"'))
+    (tmp_path / "one.html").write_text(one.page(look(str(path))))
+    chrome.open((tmp_path / "one.html").as_uri(), width=DESK)
+    box = "getBoundingClientRect()"
+    script = f"""(() => {{
+        const predicted = document.querySelector('.worst b'), share = document.createRange();
+        share.setStart(predicted.nextSibling, 1);
+        share.setEnd(predicted.nextSibling, 6);
+        return [predicted.{box}.right, share.{box}.left, share.toString()];
+    }})()"""
+    end, begin, share = chrome.run(script)
+    assert end < begin and share == "(97.0"
 
 
 def test_values_show_under_the_finger_and_by_the_keys(chrome: Chrome, pages: dict) -> None:

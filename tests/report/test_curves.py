@@ -79,10 +79,23 @@ def test_what_counts_gradients_is_no_metric() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0.12345, "0.1235"), (12345.6, "12,346"), (1e-5, "1.00e-05"), (3, "3"), (math.nan, "not finite"), (None, "-")],
+    [
+        (0.12345, "0.1235"),
+        (12345.6, "12,346"),
+        (1e-5, "1.00e-05"),
+        (3, "3"),
+        (math.nan, "not finite"),
+        (None, "-"),
+        (3e37, "3.00e+37"),
+    ],
 )
 def test_numbers_in_words(value: float, words: str) -> None:
     assert numbers.number(value) == words
+
+
+def test_huge_numbers_fit_beside_an_axis() -> None:
+    assert [numbers.short(value) for value in (1.5e12, 5e14, 1e15, -1.5e38)] == ["1.5T", "500T", "1e+15", "-1.5e+38"]
+    assert numbers.to_float(10**400) is None, "as a file may have it"
 
 
 def test_times_in_words() -> None:

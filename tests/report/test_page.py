@@ -100,6 +100,18 @@ def test_no_file_is_needed_and_none_can_break_it(tmp_path: pathlib.Path, name: s
     assert "0.8934" in page or name == "metrics.jsonl"
 
 
+def test_bytes_that_are_no_text_cost_their_line_only(tmp_path: pathlib.Path) -> None:
+    """After a crash of the machine; and of a path that is not in UTF-8, as Python reads it."""
+    path = made.run(tmp_path / "run")
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2420, "train/l\0\xff')
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "data_dir": "da\udcfften"}))
+    page = page_of(path)
+    assert "0.8934" in part(page, "state") and "Not in this page" not in page
+    assert b"da?ten" in page.encode()
+
+
 def test_it_tells_who_has_died(tmp_path: pathlib.Path) -> None:
     path = made.run(tmp_path / "run")
     stored = status.new_status(None)

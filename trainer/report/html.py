@@ -109,7 +109,8 @@ def page(title: str, sections: Sequence[Html], *, heading: Html, links: Sequence
 
 
 def _escaped(text: str) -> str:
-    return html.escape(redact(text))
+    # A path that is not in UTF-8 has halves of characters, which no file takes.
+    return html.escape(redact(text)).encode(errors="replace").decode()
 
 
 def _digest(text: str) -> str:

@@ -131,7 +131,8 @@ class _Reader:
             return None
 
     def text(self, name: str) -> str | None:
-        return self.value(name, lambda: storage.read(self.folder.file(name)).decode())
+        # What a crash has made of one line must not cost the others.
+        return self.value(name, lambda: storage.read(self.folder.file(name)).decode(errors="replace"))
 
     def json(self, name: str) -> Json | None:
         """An object."""

@@ -5,6 +5,7 @@ from typing import Any
 
 _SHORT = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_HUGE = 1e15  # from there on nobody counts digits
 
 
 def number(value: Any) -> str:
@@ -15,13 +16,15 @@ def number(value: Any) -> str:
         return str(value)
     if not math.isfinite(value):
         return "not finite"
-    if isinstance(value, int) or value == 0 or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.2e}" if abs(value) < 1e-3 else f"{value:.4g}"
+    if value != 0 and not 1e-3 <= abs(value) < _HUGE:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if isinstance(value, int) or value == 0 or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def short(value: float) -> str:
     """A number for an axis: 1.5M, 200k, 0.05."""
+    if abs(value) >= _HUGE:
+        return f"{value:.3g}"
     for unit, letter in _SHORT:
         if abs(value) >= unit * (10 if letter == "k" else 1):
             return f"{value / unit:.4g}{letter}"
@@ -54,5 +57,5 @@ def to_float(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -6,8 +6,8 @@
 function number(value) {
   if (value === null) return "not finite";
   const size = Math.abs(value);
-  if (value === 0 || size >= 1000) return Math.round(value).toLocaleString("en-US");
-  return size < 1e-3 ? value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2") : String(Number(value.toPrecision(4)));
+  if (value !== 0 && (size < 1e-3 || size >= 1e15)) return value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
+  return value === 0 || size >= 1000 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(4)));
 }
 
 // The index of the entry of a sorted list that is nearest to a value.

@@ -2,7 +2,8 @@
 needed to serve it; and beside it a file of Keras, to go on from with any of its backends."""
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -16,6 +17,8 @@ from trainer import backend, diagnose, internals, storage, tasks
 MARK = "saved_model.pb"
 # The model as Keras saves it; loaders of a SavedModel do not look at it.
 KERAS = "model.keras"
+# A name that TensorFlow has for an input, and what it writes as `_` when it serves one.
+_NAME, _NO_WORD = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*"), re.compile(r"[^A-Za-z0-9_]")
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +44,33 @@ def is_there(directory: str) -> bool:
 
 def _save(model: keras.Model, spec: Spec, directory: str) -> None:
     serve, signature = serving(model, spec)
+    if isinstance(spec.inputs, Mapping):
+        served = served_names(spec.inputs)
+        renamed = [f"{served[name]} for {name!r}" for name in served if served[name] != name]
+        if renamed:
+            _log.warning("TensorFlow serves inputs under plain names only: %s", ", ".join(renamed))
     part = f"{directory}.part"
     storage.remove_directory(part)
     backend.part("export").write(model, serve, signature, part)
     _save_keras(model, f"{part}/{KERAS}")
     storage.replace_directory(part, directory, MARK)
+
+
+def served_names(names: Iterable[str]) -> dict[str, str]:
+    """Feature -> the name of its input: its own, or, where TensorFlow has none such (`sepal length`), one like it."""
+    names = list(names)
+    taken = {_NO_WORD.sub("_", name) for name in names if _NAME.fullmatch(name)}
+    served = {}
+    for name in names:
+        plain = name
+        if not _NAME.fullmatch(name):
+            plain = _NO_WORD.sub("_", name)
+            plain = f"input{plain}" if plain.startswith("_") else plain
+            while plain in taken:
+                plain += "_"
+            taken.add(plain)
+        served[name] = plain
+    return served
 
 
 def _save_keras(model: keras.Model, path: str) -> None:
@@ -66,14 +91,15 @@ def serving(
 ) -> tuple[Callable[..., dict[str, Any]], list[tf.TensorSpec]]:
     """The function that an export serves, and its signature for a batch size that is free or given.
 
-    One input a feature, of the dataset's dtype and shape (a single one is called `image` for images, `tokens` for
-    tokens, else `input`), but for those that the task knows. Outputs as the task names them (`logits` and
+    One input a feature (`served_names`), of the dataset's dtype and shape (a single one is called `image` for images,
+    `tokens` for tokens, else `input`), but for those that the task knows. Outputs as the task names them (`logits` and
     `probabilities` of a class). A model with several outputs gives them under their own names.
     """
     arrays = spec.inputs if isinstance(spec.inputs, Mapping) else {_input_name(spec.inputs): spec.inputs}
     given = tasks.given(spec)
     asked = [name for name in arrays if name not in given]
-    signature = [tf.TensorSpec((batch, *arrays[name].shape), arrays[name].dtype, name=name) for name in asked]
+    served = served_names(arrays)
+    signature = [tf.TensorSpec((batch, *arrays[name].shape), arrays[name].dtype, name=served[name]) for name in asked]
 
     def serve(*tensors: Any) -> dict[str, Any]:
         features = dict(zip(asked, tensors, strict=True))

@@ -163,3 +163,17 @@ def test_a_model_that_keras_cannot_write_down_is_exported_all_the_same(
     assert "\n" not in said and said.startswith("the export has no model.keras, as Keras cannot write Secretive down: ")
     assert not (tmp_path / "export" / export.KERAS).exists()
     assert served(tmp_path / "export", np.ones((4, 3), "float32"))["output"].shape == (4, 2)
+
+
+def test_columns_of_any_name_can_be_served(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """TensorFlow refuses spaces and more in the name of an input, after all of the training."""
+    names = {"sepal length": "sepal_length_", "sepal_length": "sepal_length", "größe": "gr__e", "_id": "input_id"}
+    assert export.served_names([*names, "a-b", "1.5"]) == {**names, "a-b": "a-b", "1.5": "1.5"}
+    inputs = {name: keras.Input((), dtype="float32", name=name) for name in names}
+    total = sum(factor * inputs[name] for factor, name in zip((1, 10, 100, 1000), names, strict=True))
+    model = keras.Model(inputs, keras.ops.expand_dims(total, -1))
+    spec = Spec({name: Array((), "float32") for name in names}, Array((1,), "float32"), None, "")
+    export.save(model, spec, str(tmp_path / "export"))
+    found = served(tmp_path / "export", {names[name]: np.full(2, digit, "f4") for digit, name in enumerate(names, 1)})
+    assert found["output"].ravel().tolist() == [4321, 4321]
+    assert "sepal_length_ for 'sepal length', gr__e for 'größe', input_id for '_id'" in caplog.text

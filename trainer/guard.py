@@ -168,9 +168,11 @@ def watching(
     except BaseException as error:
         told = diagnose.explain(error)
         guard.end(told.exit_code, str(told))
+        stops.over(told.exit_code)
         raise
     else:
         guard.end(EXIT_OK)
+        stops.over(EXIT_OK)  # not before: a worker whose peers are lost on the last steps is to be started again
     finally:
         if guard.may_write:
             afterwards()

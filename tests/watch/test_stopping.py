@@ -78,6 +78,56 @@ os._exit(78)
     assert child.end()[0] == 75
 
 
+@pytest.mark.parametrize("grace_secs", [1000, 0.5])
+def test_what_a_run_has_come_to_stays_so_while_its_report_is_written(python, grace_secs):
+    child = python(
+        PRELUDE
+        + f"""
+with stops.deferred({grace_secs}, print):
+    stops.over(0)
+print('ready')
+while stops.reason is None or {grace_secs} < 1:
+    time.sleep(0.01)
+print('written')
+"""
+    )
+    child.wait_for("ready")
+    child.send(signal.SIGTERM)
+    assert child.end() == (0, "written\n" * (grace_secs > 1), "")
+
+
+def test_a_finished_run_that_is_stopped_over_its_report_has_finished(python, tmp_path):
+    child = python(
+        PRELUDE
+        + f"""
+from trainer import config, guard, run_dir
+from trainer.callbacks.clock import Clock
+
+def report():
+    print('writing')
+    while stops.reason is None:
+        time.sleep(0.01)
+    print('written')
+
+settings = config.merge({{'model_dir': {str(tmp_path)!r}, 'dataset': 'synthetic', 'model': 'mlp'}})
+folder = run_dir.RunDir(settings.model_dir)
+with guard.watching(settings, folder, Clock(0.0), stops, is_chief=True, afterwards=report) as watched:
+    watched.take_over(num_devices=1)
+"""
+    )
+    child.wait_for("writing")
+    child.send(signal.SIGTERM)
+    code, out, _ = child.end()
+    assert code == 0 and out.endswith("written\n")
+
+
+def test_a_failed_run_stays_failed_whoever_stops_it_then(python):
+    child = python(PRELUDE + "stops.over(78); stops.over(0); print('ready'); time.sleep(1e6)")
+    child.wait_for("ready")
+    child.send(signal.SIGTERM)
+    assert child.end()[::2] == (78, "")
+
+
 def test_without_a_stop_nothing_has_to_settle(python):
     assert python(PRELUDE + "stops.settle(); print('went on')").end()[:2] == (0, "went on\n")
 

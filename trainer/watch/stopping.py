@@ -7,7 +7,8 @@ TensorFlow's. So signals go through `signal.set_wakeup_fd`, which the C handler 
     with stops.deferred(grace_secs=25):        # training: a request is only noted, until the deadline
         while stops.reason is None: ...
 
-Whatever ends the process here ends it with exit code 75 through `os._exit`, since the main thread may not be able to.
+Whatever ends the process here ends it with exit code 75, or that of a run that is `over`, through `os._exit`, since the
+main thread may not be able to.
 Time is monotonic throughout. One thing defeats it: C++ that keeps Python's global lock (as MultiWorkerMirroredStrategy
 does while it waits for its peers) holds up every thread of Python, ours too.
 """
@@ -52,6 +53,7 @@ class Stops:
         self._leaving = threading.Event()
         self._interrupted = False
         self._profile = threading.Event()
+        self._exit_code: int | None = None
         self._clean_ups: list[Callable[[str], None]] = []
 
     @contextlib.contextmanager
@@ -74,15 +76,26 @@ class Stops:
                 self._deferred = False
                 self.when = "after training"
 
+    def over(self, exit_code: int) -> None:
+        """Says that it stands written how the run has ended: whatever ends the process now, its exit code is this one.
+
+        A request is noted as while training, for what still follows (the report): who is told that a run has finished,
+        or cannot, must not begin it again.
+        """
+        with self._lock:
+            if self._exit_code is None:
+                self._exit_code, self._on_request = exit_code, None
+
     def request(self, reason: str) -> None:
-        """Asks for a stop; a second request changes nothing. Outside of `deferred` it does not return."""
+        """Asks for a stop; a second request changes nothing. Outside of `deferred`, and before `over`, it does not
+        return."""
         with self._lock:
             if self.reason is not None:
                 return
             self._deadline = time.monotonic() + self._grace_secs - self._margin_secs
             self.reason = reason
-            deferred, notify = self._deferred, self._on_request
-        if not deferred:
+            noted, notify = self._deferred or self._exit_code is not None, self._on_request
+        if not noted:
             self._leave(f"stopped by {reason} {self.when}; run again", _CLEAN_UP_SECS)
         self._requested.set()
         if notify:
@@ -148,11 +161,12 @@ class Stops:
         try:
             reason = self.reason or message
             ends_at = time.monotonic() + limit_secs
-            _bounded(lambda: logs.write_last_words(message, EXIT_RETRY), ends_at)
+            if self._exit_code is None:
+                _bounded(lambda: logs.write_last_words(message, EXIT_RETRY), ends_at)
             for clean_up in list(self._clean_ups):
                 _bounded(lambda clean_up=clean_up: clean_up(reason), ends_at)  # type: ignore[misc]
         finally:
-            os._exit(EXIT_RETRY)
+            os._exit(EXIT_RETRY if self._exit_code is None else self._exit_code)
 
 
 def install() -> Stops:

@@ -53,6 +53,7 @@ def test_it_tells_how_the_run_went(run: pathlib.Path) -> None:
     assert "best accuracy 0.8934 evaluation of step 2,400, loss 0.5365" in state
     assert "steps 2,400" in state and "over 3 starts" in state and "75.4%" in state
     assert "stopped, to go on later (75)" in part(page, "time") and "killed" in part(page, "time")
+    assert "still at work" not in page, "of a start that another came after"
     assert "the output of layer conv_2" in part(page, "alerts")
     assert "855 of 925 are right (92.4%)" in part(page, "predictions")
     assert re.search(r"learning_rate +0.002 +0.001", part(page, "options"))

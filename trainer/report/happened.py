@@ -17,7 +17,7 @@ def marks(left: Left) -> list[Mark]:
     starts = (left.receipt or {"starts": []})["starts"]
     for number_, (before, start) in enumerate(zip(starts, starts[1:], strict=False), start=2):
         if start["from_step"] is not None:
-            why = ended(before["exit_code"])
+            why = ended(before["exit_code"], has_gone=True)
             found.append(Mark(start["from_step"], RESTART, f"start {number_}, from step {start['from_step']:,}: {why}"))
     for alert in left.alerts:
         step = alert.get("step")

@@ -12,7 +12,7 @@ _WIDTH, _HEIGHT, _GAP = 1000, 34, 2
 _MOST_STARTS = 200  # the newest
 _LEAST_SHARE = 0.0005  # less is not worth a row
 _ENDS = {0: "finished", 75: "stopped, to go on later (75)", 78: "failed (78)", 1: "failed (1)"}
-_UNKNOWN_END = "killed, or still at work"
+_KILLED, _UNKNOWN_END = "killed", "killed, or still at work"
 
 
 def spent(receipt: Json) -> Html:
@@ -101,14 +101,14 @@ def _starts(receipt: Json) -> list[Sequence[str]]:
                 element("span", "none" if reached == [None, None] else steps, kind="time"),
                 element("span", duration(sum(start["seconds"].values())), kind="time"),
                 number(start["num_devices"]),
-                ended(start["exit_code"]),
+                ended(start["exit_code"], has_gone=index < len(receipt["starts"])),
             )
         )
     return rows[-_MOST_STARTS:]
 
 
-def ended(code: Any) -> str:
-    """What an exit code means."""
+def ended(code: Any, *, has_gone: bool = False) -> str:
+    """What an exit code means; without one, a start that `has_gone`, as another came after it, was killed."""
     if code is None:
-        return _UNKNOWN_END
+        return _KILLED if has_gone else _UNKNOWN_END
     return _ENDS[code] if code in _ENDS else f"ended with {code}"

@@ -60,7 +60,12 @@ def test_runs_go_by_name_below_model_dir_or_by_directory(tmp_path: pathlib.Path)
     ("options", "text"),
     [
         ({"runs": "monday,gone"}, "there is no gone, or nothing in it. .* Received: --runs with 'gone'"),
-        ({"runs": "monday,notes"}, "notes is no run: it has neither config.json nor status.json"),
+        (
+            {"runs": "monday,notes"},
+            "notes is no run: it has neither config.json nor status.json.*one. Received: --runs",
+        ),
+        ({"runs": "monday,torn"}, "torn tells nothing of a run: config.json cannot be read: .* Received: --runs"),
+        ({"model_dir": "torn"}, "torn tells nothing of a run: config.json cannot be read: .* Received: --model_dir"),
         ({}, "model_dir is a series: give the directory of one run, or --runs=monday"),
         ({"model_dir": "notes"}, "notes is no run"),
         ({"model_dir": "gone"}, "there is no .*gone, or nothing in it. .* Received: --model_dir="),
@@ -70,6 +75,8 @@ def test_what_is_no_run_is_refused(tmp_path: pathlib.Path, options: dict, text: 
     made.run(tmp_path / "monday")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").touch()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text("{")
     model_dir = tmp_path / options.pop("model_dir", ".")
     with pytest.raises(ConfigError, match=text):
         report.report(asked(pathlib.Path(os.path.normpath(model_dir)), **options))

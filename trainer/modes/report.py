@@ -6,7 +6,7 @@ Needs no devices, no data and no model. It takes no lease and disturbs no run: i
 import logging
 import threading
 
-from trainer import logs, rules, run_dir, series, storage
+from trainer import logs, rules, run_dir, storage
 from trainer.config import Config
 from trainer.errors import EXIT_OK, ConfigError
 from trainer.report import one, several
@@ -66,12 +66,13 @@ def _something(path: str) -> Left:
     left = look(path)
     if left.is_anything:
         return left
-    if runs := [run.name for run in series.runs(path)]:
+    # By their files alone: one that cannot be read is told of when it is asked for.
+    if runs := [name for name in storage.names(path) if run_dir.CONFIG in storage.names(f"{path}/{name}")]:
         raise ConfigError(
-            f"model_dir is a series: give the directory of one run, or --runs={','.join(runs[:3])} for several. "
+            f"model_dir is a series: give the directory of one run, or --runs={','.join(runs[-3:])} for several. "
             f"Received: {path}"
         )
-    raise ConfigError(f"{_nothing(path)}. Received: --model_dir={path}")
+    raise ConfigError(f"{_nothing(left)}. Received: --model_dir={path}")
 
 
 def _run(folder: run_dir.RunDir, name: str) -> Left:
@@ -80,11 +81,15 @@ def _run(folder: run_dir.RunDir, name: str) -> Left:
     path = below if storage.names(below) else name
     left = look(path)
     if not left.is_run:
-        raise ConfigError(f"{_nothing(path)}; nor is there a {below}. Received: --runs with {name!r}")
+        nor = "" if path == below else f"; nor is there a {below}"
+        raise ConfigError(f"{_nothing(left)}{nor}. Received: --runs with {name!r}")
     return left
 
 
-def _nothing(path: str) -> str:
+def _nothing(left: Left) -> str:
+    path = left.path
+    if left.problems:
+        return f"{path} tells nothing of a run: {'; '.join(left.problems)}. Give the model_dir of one that can be read"
     if storage.names(path):
         return f"{path} is no run: it has neither config.json nor status.json. Give the model_dir of one"
     return f"there is no {path}, or nothing in it. Give the model_dir of a run"

@@ -113,6 +113,8 @@ settings = config.merge({{'model_dir': {str(tmp_path)!r}, 'dataset': 'synthetic'
 folder = run_dir.RunDir(settings.model_dir)
 with guard.watching(settings, folder, Clock(0.0), stops, is_chief=True, afterwards=report) as watched:
     watched.take_over(num_devices=1)
+    with stops.deferred(1000):
+        pass
 """
     )
     child.wait_for("writing")

@@ -7,6 +7,10 @@ import tensorflow as tf
 
 from trainer.backends.tensorflow import internals
 
+# Tensors handed over. With fewer it is inlined, for a call takes microseconds, which show in a small step; with more it
+# is not, for each copy would be optimised again, which takes seconds.
+_MANY = 64
+
 
 class TracedOnce:
     """`function`, for replicas that are traced one after the other, as under MirroredStrategy.
@@ -41,8 +45,8 @@ class TracedOnce:
             with _AnyReplica(strategy, replica_id):
                 return self._function(*tensors)
 
-        # Inlined: a call takes time that shows in the smallest steps.
-        traced = tf.function(function, autograph=False)
+        attributes = {"_noinline": len(tf.nest.flatten(tensors)) >= _MANY}
+        traced = tf.function(function, autograph=False, experimental_attributes=attributes)
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
         try:
             with tf.Graph().as_default():  # else it would be for the device of the replica that traces

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from trainer import internals
+from trainer import assignments, internals
 from trainer.errors import ConfigError
 
 Arrays = list[Any]
@@ -49,7 +49,7 @@ class Forward:
         x, y = data
         mapping = [*zip(self.trainable, weights, strict=True), *zip(self.state, state, strict=True)]
         scope, keep = keras.StatelessScope(mapping, collect_losses=True), functools.partial(self._kept, weights)
-        with scope, internals.noting_assigned(scope, keep) as assigned:
+        with scope, assignments.noting_assigned(scope, keep) as assigned:
             y_pred = model(x, training=True)
             loss = internals.compute_loss(model, x, y, y_pred)
             internals.note_loss(model, loss, examples=keras.ops.shape(keras.tree.flatten(x)[0])[0])

@@ -140,3 +140,10 @@ def _is_library(path: str) -> bool:
     generated = path.startswith("<") or "__autograph_generated_file" in path
     standard = path.startswith(_STANDARD) and "-packages/" not in path
     return generated or standard or _LIBRARIES.search(path) is not None
+
+
+def users_line() -> str:
+    """The innermost line of the user's that runs now, with what stands there; empty where there is none."""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+    place = innermost(reversed(list(frames)))
+    return place.quoted() if place else ""

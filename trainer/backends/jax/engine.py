@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding
 
-from trainer import finite, internals, precision, refusals
+from trainer import assignments, finite, internals, precision, refusals
 from trainer.backends.jax import batches as placing
 from trainer.backends.jax import internals as own_internals
 from trainer.backends.jax.batches import PlacedIterator
@@ -149,7 +149,7 @@ class Engine(MeshState):
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Where a program may be traced: each replica is one of many."""
-        lost = internals.refusing_lost_assignments()
+        lost = assignments.refusing_lost_assignments()
         with own_internals.as_one_of(self.mesh.size), own_internals.whole_errors(), lost:
             yield
 

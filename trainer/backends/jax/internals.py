@@ -15,6 +15,7 @@ from keras.src.backend.jax import nn as keras_nn
 from keras.src.random import seed_generator as keras_seed_generator
 
 from trainer import internals as keras_internals
+from trainer import places
 from trainer.errors import ConfigError
 
 # The axis of the mesh along which replicas are.
@@ -96,7 +97,7 @@ def noting_foreign_reads() -> Iterator[dict[str, str]]:
     def noted(self: keras.StatelessScope, variable: keras.Variable) -> Any:
         value = current(self, variable)
         if value is None:
-            foreign.setdefault(variable.path, keras_internals.users_line())
+            foreign.setdefault(variable.path, places.users_line())
         return value
 
     keras.StatelessScope.get_current_value = noted

@@ -58,6 +58,13 @@ class Exchanging(keras.layers.Layer):
         return x + 0.0 * replica.all_reduce(tf.distribute.ReduceOp.MEAN, keras.ops.mean(x))
 
 
+class ExchangingInFunction(Exchanging):
+    """Does so within a tf.function, from where replicas cannot meet."""
+
+    def call(self, x: Any) -> Any:
+        return tf.function(super().call, autograph=False)(x)
+
+
 class RunningPeak(keras.layers.Layer):
     """Keeps a maximum over the batch, which is no mean."""
 
@@ -144,6 +151,7 @@ LAYERS = {
     "centred": Centred,
     "replica": AsksForReplica,
     "exchanging": Exchanging,
+    "exchanging_in_function": ExchangingInFunction,
     "noise": Noise,
     "counter": Counter,
     "spectral": lambda name: keras.layers.SpectralNormalization(keras.layers.Dense(12), name=name),
@@ -196,8 +204,6 @@ def compile_args(options: Options, spec: Any) -> dict:
             arguments["loss"] = LOSSES[fault]
         if fault == "reduction_sum":
             arguments["loss"] = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-        if fault == "overwriting_ema":
-            arguments["optimizer"] = keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)
         if fault in METRICS:
             arguments["metrics"] = [METRICS[fault](name=fault)]
     return arguments

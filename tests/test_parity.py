@@ -28,7 +28,7 @@ WRONG = {
 }
 REFUSED = {"counter": "different values of the_counter/count", "reduction_sum": "sums over the batch"}
 SEVERAL, OWN_STEP = "mean_of_peaks+peak+per_positive+unseeded", "own_step+mean_of_means"
-FAILING = "overwriting_ema:xla=auto:optimizer=adamw"
+FAILING = "exchanging_in_function:xla=auto"
 BY_NATURE, LOW_PRECISION = "batch_norm+dropout:xla=auto", "none:precision=mixed_bfloat16"
 UNSHARED = "none:global_batch_size=15"
 
@@ -76,7 +76,7 @@ def test_a_refusal_on_several_replicas_is_told_as_such(found: Mapping[str, dict]
 def test_a_failure_on_several_replicas_is_told_once_with_its_remedy(found: Mapping[str, dict]) -> None:
     [finding] = _faults(found[FAILING])
     assert finding["cause"] == "the run on 2 replicas fails"
-    assert "ema_overwrite_frequency out of the optimizer" in finding["remedy"] and "\x1b" not in finding["remedy"]
+    assert "Take @tf.function out of the model" in finding["remedy"] and "\x1b" not in finding["remedy"]
     assert found[FAILING]["not_compared"] == ["2 replicas, XLA: the run on 2 replicas fails already"]
 
 

@@ -261,7 +261,10 @@ def test_two_replicas_learn_what_one_does(trained: dict[str, np.ndarray], task: 
     )
     assert one.keys() == two.keys() and any(key.startswith("weight") for key in one)
     for key, array in one.items():
-        np.testing.assert_allclose(two[key], array, rtol=0, atol=1e-5, err_msg=key)
+        # What sums of another order leave, in outputs more than in each weight.
+        np.testing.assert_allclose(
+            two[key], array, rtol=0, atol=1e-5 if key.startswith("weight") else 5e-5, err_msg=key
+        )
 
 
 @pytest.mark.slow

@@ -64,8 +64,8 @@ def compute_loss(model: keras.Model, x: Any, y: Any, y_pred: Any) -> Any:
     return model._compute_loss(x, y, y_pred, None, training=True)
 
 
-def note_loss(model: keras.Model, loss: Any, *, examples: int) -> None:
-    """Adds the loss of a training step over `examples` examples to the mean that Keras reports.
+def note_loss(model: keras.Model, loss: Any, *, examples: Any) -> None:
+    """Adds the loss of a training step over `examples`, a number or a tensor, to the mean that Keras reports.
 
     As `update_state` does, which takes a dozen operations for it.
     """
@@ -73,8 +73,9 @@ def note_loss(model: keras.Model, loss: Any, *, examples: int) -> None:
     if len(loss.shape):
         tracker.update_state(loss, sample_weight=examples)
         return
+    examples = ops.cast(examples, tracker.count.dtype)
     tracker.total.assign_add(ops.cast(loss, tracker.total.dtype) * examples)
-    tracker.count.assign_add(ops.cast(examples, tracker.count.dtype))
+    tracker.count.assign_add(examples)
 
 
 def assign_at_once(variable: keras.Variable, value: Any) -> None:

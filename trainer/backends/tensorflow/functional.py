@@ -16,7 +16,8 @@ class FunctionalTrainStep:
 
     XLA cannot compile a step that reads the variables of another replica's device or exchanges gradients (keras 19005,
     tensorflow 53140), nor can a loop on the device hold variables of several: so variables go in and come out as
-    tensors, and the optimizer runs outside. A step that is not finite has then changed nothing, and needs no undoing.
+    tensors, and the optimizer runs outside. A step that is not finite has then changed nothing, and needs no undoing;
+    but for what a layer assigns to weights, or beside the model, which goes through at once.
 
     Args:
         model: built and compiled, without a `train_step` of its own.

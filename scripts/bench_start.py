@@ -79,7 +79,7 @@ def start(case: Case, who: str, replicas: int) -> Callable[[], object]:
 
     def ours() -> None:
         made = replicated.Replicated(model, devices, batch_spec, xla=who != OURS)
-        made.run_train_loop(iterator, 1)
+        made.run_train_loop(iterator, 1, lambda: iterator)  # as a run does
 
     return ours
 

@@ -4,7 +4,7 @@
 
 The parts, through the very `Training` of a run and its callbacks:
     metrics       accuracy beside the loss
-    finite        the finite check of every step, and the gradient norm, which it needs
+    finite        the finite check of every step, the gradient norm, which it needs, and the copy to undo a call with
     records       metrics.jsonl, TensorBoard, console lines, the receipt's clock, what looks for slow input
     guard         lease, heartbeats, status, receipt and stall watch, every half second where a run has ten
     checkpoints   saved in the background, once in a turn of some seconds, where a run takes minutes
@@ -31,6 +31,7 @@ import keras
 from scripts.benches import results, turns
 from trainer import cluster, finite, guard, hardware, inputs, models, run_dir, tasks, training
 from trainer.assembly import Assembly
+from trainer.backends.tensorflow import tried
 from trainer.callbacks import Callback, Loop
 from trainer.callbacks.clock import Clock, LoopClock
 from trainer.callbacks.events import Events
@@ -144,8 +145,9 @@ class Watched:
             if "metrics" not in self._parts:
                 stack.enter_context(mock.patch.object(tasks, "metrics", lambda spec: []))
             if "finite" not in self._parts:
-                stack.enter_context(mock.patch.object(finite, "judge", _always_goes_on))
+                stack.enter_context(mock.patch.object(finite, "note", _nothing))
                 stack.enter_context(mock.patch.object(finite, "has_halted", lambda kept: keras.ops.array(False)))
+                stack.enter_context(mock.patch.object(tried, "undone_if_halted", lambda loop, variables: loop))
             yield
 
     @contextlib.contextmanager
@@ -189,9 +191,9 @@ class Watched:
         )
 
 
-def _always_goes_on(*_: object) -> tuple[object, object]:
-    """For `finite.judge`: constants, of which TensorFlow prunes what depends on them, and the norm."""
-    return keras.ops.convert_to_tensor(True), keras.ops.zeros((len(finite.NOTHING),))
+def _nothing(*_: object) -> object:
+    """For `finite.note`: a constant, so that TensorFlow prunes what it would be made of, the norm."""
+    return keras.ops.zeros((len(finite.NOTHING),))
 
 
 def main() -> int:

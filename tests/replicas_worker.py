@@ -324,7 +324,10 @@ NOT_FINITE = ("adamw", "batch_norm_and_dropout", "xla_batch_norm", "own_train_st
 
 
 def not_finite(name: str, devices: cluster.Cluster) -> dict[str, np.ndarray]:
-    """State after a call in which BAD_STEP is not finite, and after a quiet one that ends there; and on behind it."""
+    """State after a call in which BAD_STEP is not finite, and after a quiet one that ends there; and on behind it.
+
+    The call is made twice: without and with batches that can be had again.
+    """
     case = {
         "batch_norm_and_dropout": Case(functools.partial(dense, batch_norm=True, dropout=0.5), SGD),
         "xla_batch_norm": Case(functools.partial(dense, batch_norm=True), SGD, xla=True),
@@ -332,10 +335,15 @@ def not_finite(name: str, devices: cluster.Cluster) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     trained = make(case, devices)
     begin = trained.state()
-    for kind, record, steps in (("quiet", None, BAD_STEP), ("halted", BAD_RECORD, STEPS_OF_CALL)):
+    for kind, record, steps in (
+        ("quiet", None, BAD_STEP),
+        ("halted", BAD_RECORD, STEPS_OF_CALL),
+        ("tried", BAD_RECORD, STEPS_OF_CALL),
+    ):
         trained.load_state(begin)
         trained.reset_metrics()
-        done = trained.run_train_loop(batches(case, devices, bad_record=record), steps)
+        from_begin = functools.partial(batches, case, devices, bad_record=record)
+        done = trained.run_train_loop(from_begin(), steps, from_begin if kind == "tried" else None)
         found |= {f"{name}/{kind}/{key}": array for key, array in trained.state().items()}
         found |= {f"{name}/{kind}/log/{key}": np.array(value) for key, value in done.logs.items()}
         found[f"{name}/{kind}/at"] = np.array(-1 if done.halted_at is None else done.halted_at)

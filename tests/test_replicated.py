@@ -164,15 +164,14 @@ def test_restored_random_state_draws_what_would_have_been_drawn(
     np.testing.assert_array_equal(sums[3:5], sums[1:3])
 
 
+@pytest.mark.parametrize("kind", ["halted", "tried"])
 @pytest.mark.parametrize("name", replicas_worker.NOT_FINITE)
 @pytest.mark.parametrize("run", FEW)
-def test_a_step_that_is_not_finite_changes_nothing(trained: Found, name: str, run: tuple[str, int]) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(trained: Found, name: str, kind: str, run: tuple[str, int]) -> None:
     found = trained[run]
-    assert int(found[f"{name}/halted/at"]) == replicas_worker.BAD_STEP
+    assert int(found[f"{name}/{kind}/at"]) == replicas_worker.BAD_STEP
     assert int(found[f"{name}/quiet/at"]) == -1
-    quiet, halted = (
-        _case({k: a for k, a in found.items() if "/at" not in k}, name, kind) for kind in ("quiet", "halted")
-    )
+    quiet, halted = (_case({k: a for k, a in found.items() if "/at" not in k}, name, each) for each in ("quiet", kind))
     quiet, halted = ({k.split("/", 1)[1]: a for k, a in each.items()} for each in (quiet, halted))
     assert quiet.keys() == halted.keys()
     for key, array in quiet.items():

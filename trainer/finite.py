@@ -4,6 +4,10 @@ At the first step whose loss or gradient norm is NaN or infinite the replicas *h
 all later steps of the same call, change nothing. So the host, which looks once a loop, finds the very state in which
 the step failed, and can examine it, save it, or go on behind it. All replicas decide from the same averaged numbers.
 
+All updates of a step then wait for its judgement, which shows in small steps. A backend may run a call without waiting
+instead, where it can undo the whole of it and be given the same batches once more: `note` tells at the end whether it
+has to.
+
 It runs at every step: what it costs is measured by `scripts/bench_watching.py`.
 """
 
@@ -12,7 +16,7 @@ from typing import Any
 from keras import ops
 
 # What is kept of the steps, one vector [5] float32 so that a step reads and writes it once: every device has float32,
-# and steps of a call are few. Halted is 0, then NaN: added to anything it makes that not finite.
+# and steps of a call are few. Halted is finite, then not: added to anything it makes that not finite.
 _HALTED, _STEPS, _NORM_SUM, _NORM_COUNT, _OVERFLOWS = range(5)
 NOTHING = (0.0,) * 5
 _HALT = (float("nan"), 0.0, 0.0, 0.0, 0.0)
@@ -42,9 +46,16 @@ def judge(kept: Any, half_square: Any, loss: Any, scale: Any) -> tuple[Any, Any]
     return goes_on, ops.where(goes_on, change, ops.convert_to_tensor(_HALT, "float32"))
 
 
+def note(half_square: Any, loss: Any) -> Any:
+    """What to add to what is kept of a step that is not waited for, whose loss is not scaled. See `judge`."""
+    norm = ops.sqrt(2.0 * half_square)
+    # Whatever the loss and the norms add up to: it is finite as long as they are, and the next call begins with 0.
+    return ops.stack([ops.convert_to_tensor(part, "float32") for part in (loss + norm, 1.0, norm, 1.0, 0.0)])
+
+
 def has_halted(kept: Any) -> Any:
     """Whether a step of this call was not finite."""
-    return ops.isnan(kept[_HALTED])
+    return ops.logical_not(ops.isfinite(kept[_HALTED]))
 
 
 def end_of_call(kept: Any) -> tuple[Any, Any]:

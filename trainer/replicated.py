@@ -48,7 +48,7 @@ class Outcome:
     logs: metrics since their last reset, of any shape. counts: by the name of a mean, what it has been over. waited:
     seconds that the devices waited for batches. halted_at: index within the call of the first step that was not
     finite, -1 where there was none. gradient_norm: mean since the last reset, NaN where no step counted. precision: see
-    `precision.py`. returned: names of what a `train_step` of the model's own returned.
+    `precision.py`. returned: names of what a `train_step` of the model's own returned. learning_rate: of the next step.
     """
 
     logs: Mapping[str, np.ndarray]
@@ -58,6 +58,7 @@ class Outcome:
     gradient_norm: float = float("nan")
     precision: Mapping[str, float] = dataclasses.field(default_factory=dict)
     returned: Sequence[str] = ()
+    learning_rate: float = float("nan")
 
 
 def names_of(returned: Mapping[str, Any]) -> list[str]:
@@ -72,8 +73,11 @@ class Engine(Protocol):
     `Replicated`. What it calls a variable is one of Keras or one of `own`.
     """
 
-    def train(self, batches: Iterator, steps: int) -> Outcome:
-        """Runs that many steps, those after one that is not finite without effect."""
+    def train(self, batches: Iterator, steps: int, again: Callable[[], Iterator] | None = None) -> Outcome:
+        """Runs that many steps, one that is not finite and those after it without effect.
+
+        With `again`, see `Replicated.run_train_loop`, it need not know while it runs which these are.
+        """
 
     def test(self, batches: Iterator, steps: int) -> Outcome:
         """Adds that many batches `(x, y, mask)`, mask [b] float32 with 0 for padding, to the metrics."""
@@ -125,11 +129,13 @@ class Trained:
     input_wait_secs: that the devices waited for their batches.
     halted_at: index within the call of the first step whose loss or gradients were not finite. It and all steps after
         it have changed nothing. None: there was none.
+    learning_rate: of the next step.
     """
 
     logs: Logs
     input_wait_secs: float
     halted_at: int | None
+    learning_rate: float
 
 
 class Replicated:
@@ -173,14 +179,20 @@ class Replicated:
             model, devices, xla=xla, microbatches=microbatches, remat=remat, prepare=prepare
         )
 
-    def run_train_loop(self, iterator: Iterator, steps: int) -> Trained:
+    def run_train_loop(self, iterator: Iterator, steps: int, again: Callable[[], Iterator] | None = None) -> Trained:
         """Trains `steps` steps, or those before one whose loss or gradients are not finite.
+
+        Args:
+            iterator: yields the global batches.
+            steps: at least one.
+            again: makes an iterator that begins with the same batches. With it small steps are faster: they do not wait
+                for each other's judgement, and a call that held a step that is not finite is undone and run again.
 
         Raises:
             ConfigError: `train_step` returns a value that no metric of the model keeps, so that what it is over steps
                 and replicas cannot be told.
         """
-        out = self.engine.train(iterator, steps)
+        out = self.engine.train(iterator, steps, again)
         logs = _logs(out)
         lost = [name for name in out.returned if name not in logs and f"{name}_0" not in logs]
         if lost and out.halted_at != 0:  # where no step counts, no metric has been kept
@@ -193,7 +205,8 @@ class Replicated:
             if np.isfinite(value):
                 logs.setdefault(name, value)
         # The clock of the machine may be set while a loop runs.
-        return Trained(logs, max(0.0, out.waited), None if out.halted_at < 0 else out.halted_at)
+        waited = max(0.0, out.waited)
+        return Trained(logs, waited, None if out.halted_at < 0 else out.halted_at, out.learning_rate)
 
     def evaluate(
         self, iterator: Iterator, loops: Sequence[Loop], goes_on: Callable[[], bool] = lambda: True

@@ -175,23 +175,28 @@ class Training:
             callback.on_loop_begin(begin)
         begun = time.monotonic()
         with contextlib.nullcontext() if self._calls else self._around.compiling():
-            trained = self._replicated.run_train_loop(self._iterator, end - begin)
+            trained = self._replicated.run_train_loop(self._iterator, end - begin, lambda: self._again(begin))
         seconds = time.monotonic() - begun
-        undone = None
+        undone, learning_rate = None, trained.learning_rate
         if trained.halted_at is None:
             self._time_steps(end - begin, seconds)
         else:
             end = begin + trained.halted_at + 1
             with self._around.measure("other"):  # the loop's clock still runs, and a post-mortem is no training
                 undone = self._pass_over(end - 1)
+            learning_rate = self._replicated.learning_rate()  # behind what was passed over
         waited = min(trained.input_wait_secs, seconds)
-        learning_rate = self._replicated.learning_rate()
         self._loop_is_over(Loop(begin, end, seconds, waited, trained.logs, learning_rate, first=self._calls == 0))
         self._calls += 1
         if undone is not None:
             for callback in self._callbacks:
                 callback.on_rollback(undone, end)
             self._wants_save = not self._evaluation_is_due()
+
+    def _again(self, begin: int) -> Iterator:
+        """The batches of a call once more, for one of its steps is not finite."""
+        self._around.progress(begin, "looking for a step that is not finite")
+        return self._batches(begin)
 
     def _time_steps(self, steps: int, seconds: float) -> None:
         # That of the first call, with the compilation in it, is a bound until there is a better one.

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -39,10 +39,14 @@ def loop(
     with devices.scope():
         made = model()
     trained = replicated.Replicated(made, devices, batch_spec, xla=xla)
-    iterator = iter(devices.distribute(lambda _: batches()))
+
+    def batches_again() -> Iterator:
+        return iter(devices.distribute(lambda _: batches()))
+
+    iterator = batches_again()
 
     def run(steps: int) -> float:
         trained.reset_metrics()
-        return trained.run_train_loop(iterator, steps).logs["loss"]
+        return trained.run_train_loop(iterator, steps, batches_again).logs["loss"]
 
     return trained, run

@@ -105,18 +105,24 @@ class Engine(MeshState):
             ]
             with keras.StatelessScope(mapping):
                 logs = internals.metrics_result(self.model)
+                learning_rate = keras.ops.convert_to_tensor(self.model.optimizer.learning_rate)
                 counts = {m.name: keras.ops.convert_to_tensor(m.count) for m in internals.means(self.model)}
                 sums = [jnp.sum(count, axis=0) for count in state["counts"]]
                 found = precision.values(self.model, sums[0], finite.overflow(kept)) if sums else {}
             halted_at, after = finite.end_of_call(kept)
-            values = {"halted_at": halted_at, "gradient_norm": finite.gradient_norm(kept)}
+            values = {
+                "halted_at": halted_at,
+                "gradient_norm": finite.gradient_norm(kept),
+                "learning_rate": learning_rate,
+            }
             return {"logs": logs, "counts": counts, "precision": found, "kept": after, **values}
 
         return jax.jit(report, out_shardings=NamedSharding(self.mesh, SAME))
 
     # Loops.
 
-    def train(self, batches: PlacedIterator, steps: int) -> Outcome:
+    def train(self, batches: PlacedIterator, steps: int, again: Callable[[], PlacedIterator] | None = None) -> Outcome:
+        """Steps wait for their judgement within what XLA has compiled, where it costs next to nothing: no `again`."""
         state, running = self._take(), _Running(batches)
         try:
             with self.tracing():
@@ -164,6 +170,7 @@ class Engine(MeshState):
             gradient_norm=float(out["gradient_norm"]),
             precision={name: float(value) for name, value in out["precision"].items()},
             returned=self.step.returned,
+            learning_rate=float(out["learning_rate"]),
         )
 
     def learning_rate(self) -> float:

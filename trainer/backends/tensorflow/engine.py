@@ -1,7 +1,8 @@
 """The replicated step on TensorFlow: what one replica does, what the replicas exchange, and loops of it in one call.
 
 functional.py: the step of tensors. once.py: traced once for all replicas. finite.py: whether a step's numbers are
-finite, and what becomes of one whose are not. fused.py: updates in few operations. internals.py: private names.
+finite, and what becomes of one whose are not. tried.py: not waiting for that. fused.py: updates in few operations.
+internals.py: private names.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from trainer import internals, refusals
 from trainer.backends.tensorflow import internals as own_internals
+from trainer.backends.tensorflow import tried
 from trainer.backends.tensorflow.cluster import StrategyCluster
 from trainer.backends.tensorflow.finite import FiniteCheck
 from trainer.backends.tensorflow.functional import FunctionalTrainStep
@@ -56,10 +58,16 @@ class Engine:
         self._returned: Any = None
         self._step = self._pick_step(xla, microbatches)
         self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
+        tried_loop = tried.undone_if_halted(
+            self._make_loop(functools.partial(self.train_step, waits=False)), self._local_variables
+        )
+        self._tried_loop = tf.function(tried_loop, autograph=False)
+        # Not on a TPU, where the waiting is part of what XLA compiles and memory is dear.
+        self._tries = devices.kind != "tpu" and self._can_try()
         self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
         self._predict = tf.function(self._outputs, autograph=False)
 
-    def _pick_step(self, xla: bool, microbatches: int) -> Callable[[Any], None]:
+    def _pick_step(self, xla: bool, microbatches: int) -> Callable[..., None]:
         reason = refusals.reason_against_xla(self.model, self._num_replicas) if xla else None
         if reason:
             raise ConfigError(f"--xla=on cannot be had: {reason}. Use --xla=off or one replica")
@@ -69,13 +77,29 @@ class Engine:
             return FunctionalTrainStep(self.model, self._finite, microbatches=microbatches, xla=xla)
         step = self.model.train_step
         compiled = tf.function(step, jit_compile=True, autograph=False) if xla else step
-        return lambda data: self._finite.undone_unless_finite(lambda: self._own_step(compiled, data))
+        return lambda data, waits: self._finite.undone_unless_finite(lambda: self._own_step(compiled, data))
+
+    def _can_try(self) -> bool:
+        """Whether calls may be tried, and undone if a step is not finite, as scaled gradients are now and then."""
+        is_functional = isinstance(self._step, FunctionalTrainStep)
+        return is_functional and not internals.scales(self.model.optimizer) and tried.is_small(self._local_variables())
+
+    def _local_variables(self) -> list[tf.Variable]:
+        """All that steps change, of each replica of this process."""
+        model, optimizers = self.model, internals.optimizers(self.model)
+        of_optimizers = [variable for optimizer in optimizers for variable in optimizer.variables]
+        of_keras = [*model.variables, *model.metrics_variables, *of_optimizers, internals.global_seed()]
+        found = {id(v): v for v in (*map(_value, of_keras), *self.own().values())}
+        return [v for each in found.values() for v in self.strategy.experimental_local_results(each)]
 
     # One step on one replica, in its context and within `tracing`.
 
-    def train_step(self, data: Any) -> tf.Tensor:
-        """Trains on this replica's share of a batch; returns the number of steps done so far, int64."""
-        self._step(data if self._prepare is None else self._prepare(data))
+    def train_step(self, data: Any, *, waits: bool = True) -> tf.Tensor:
+        """Trains on this replica's share of a batch; returns the number of steps done so far, int64.
+
+        Unless it waits for its judgement it has its effect even where its numbers are not finite.
+        """
+        self._step(data if self._prepare is None else self._prepare(data), waits=waits)
         return tf.convert_to_tensor(self.model.optimizer.iterations)
 
     def _own_step(self, train_step: Callable, data: Any) -> None:
@@ -117,19 +141,27 @@ class Engine:
                 "halted_at": self._finite.end_of_call(),
                 "gradient_norm": self._finite.gradient_norm(),
                 "precision": self._fit.values(self._finite.overflow()),
+                "learning_rate": tf.convert_to_tensor(self.model.optimizer.learning_rate),
             }
 
         return loop
 
-    def train(self, batches: Iterator, steps: int) -> Outcome:
+    def train(self, batches: Iterator, steps: int, again: Callable[[], Iterator] | None = None) -> Outcome:
         """Also a step that is traced only then may raise what the model's code does."""
-        out = self._run(self._train_loop, batches, steps)
+        if again is None or not self._tries:
+            out = self._run(self._train_loop, batches, steps)
+        else:
+            out = self._run(self._tried_loop, batches, steps)
+            if out["halted_at"] >= 0:
+                self._tries = False  # one will not be the last, and each would have its call done twice
+                out = self._run(self._train_loop, again(), steps)
         return Outcome(
             **_measured(out),
             halted_at=int(out["halted_at"]),
             gradient_norm=float(out["gradient_norm"]),
             precision={name: float(value) for name, value in out["precision"].items()},
             returned=names_of(self._returned or {}),
+            learning_rate=float(out["learning_rate"]),
         )
 
     def test(self, batches: Iterator, steps: int) -> Outcome:

@@ -31,7 +31,7 @@ class FiniteCheck:
         self._loss_total = internals.loss_total(model)
         self._guarded = [*internals.step_state(model), *model.metrics_variables]
         self._averaged = {id(variable) for variable in internals.float_state(model)}
-        self._with_update = threading.local()  # each replica is traced by a thread of its own
+        self._step = threading.local()  # each replica is traced by a thread of its own
         # Each replica writes its own copy, all the same.
         self._state = tf.Variable(
             tf.constant(finite.NOTHING),
@@ -77,23 +77,27 @@ class FiniteCheck:
         tf.cond(finite.has_halted(self._state.read_value()), undo, lambda: None)
 
     @contextlib.contextmanager
-    def with_update(self, changes: Sequence[Change]) -> Iterator[None]:
+    def with_update(self, changes: Sequence[Change], *, waits: bool) -> Iterator[None]:
         """Where an optimizer that updates the weights lets these change too, the model's statistics averaged.
 
         For a step that leaves all else alone: nothing is to be undone then, and what the replicas exchange goes
         together.
+
+        Args:
+            changes: beside the weights.
+            waits: for the judgement. Else the step has its effect in any case, and whoever made it undoes the call.
         """
-        self._with_update.changes = changes
+        self._step.changes, self._step.waits = changes, waits
         try:
             yield
         finally:
-            self._with_update.changes = ()
+            self._step.changes, self._step.waits = (), True
 
     def _checked(self, optimizer: keras.optimizers.Optimizer) -> own_internals.Apply:
         """An `apply` that averages the gradients over the replicas, and applies them only if they are finite."""
 
         def checked_apply(gradients: Sequence, apply: Callable[[Sequence], None]) -> None:
-            changes: Sequence[Change] = getattr(self._with_update, "changes", ())
+            changes: Sequence[Change] = getattr(self._step, "changes", ())
             statistics = [change.after for change in changes if id(change.variable) in self._averaged]
             # Dense: on a TPU they are so anyway, and slices of several replicas do not add up elsewhere.
             present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
@@ -103,6 +107,12 @@ class FiniteCheck:
             afterwards = [next(remaining) if id(c.variable) in self._averaged else c.after for c in changes]
             averaged = [None if g is None else next(remaining) for g in gradients]
             half_square = tf.add_n([tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in averaged if g is not None])
+            if not getattr(self._step, "waits", True):
+                self._state.assign_add(finite.note(half_square, loss))
+                for change, after in zip(changes, afterwards, strict=True):
+                    change.variable.assign(after)
+                apply(averaged)
+                return
             scale = internals.scale(optimizer)
             goes_on, kept = finite.judge(self._state.read_value(), half_square, loss, scale)
             self._state.assign_add(kept)

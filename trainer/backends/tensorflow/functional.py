@@ -37,14 +37,16 @@ class FunctionalTrainStep:
         passes = self._one_pass if microbatches == 1 else self._passes
         self._forward_backward = TracedOnce(tf.function(passes, jit_compile=True, autograph=False) if xla else passes)
 
-    def __call__(self, data: tuple) -> None:
+    def __call__(self, data: tuple, *, waits: bool = True) -> None:
+        """See `FiniteCheck.with_update` for `waits`."""
         optimizer, forward = self._model.optimizer, self._forward
         weights = [tf.convert_to_tensor(v.value) for v in forward.trainable]
         state = [tf.convert_to_tensor(v.value) for v in forward.state]
         loss_scale = optimizer.scale_loss(tf.constant(1.0))
         gradients, new_state = self._forward_backward(weights, state, data, loss_scale)
         changes = map(Change, forward.state, state, new_state)
-        with self._check.with_update([change for change in changes if id(change.variable) in forward.assigned]):
+        changed = [change for change in changes if id(change.variable) in forward.assigned]
+        with self._check.with_update(changed, waits=waits):
             optimizer.apply_gradients(zip(gradients, forward.trainable, strict=True))
 
     def _passes(

@@ -121,7 +121,7 @@ class Engine:
         """The host loop: fetch, run on every replica, repeat; on a TPU the device never waits for Python."""
 
         def loop(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
-            def body(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def body(waited: tf.Tensor) -> list[tf.Tensor]:
                 # An iteration begins when the step before has been issued, and the clock with it, so what it shows is
                 # time lost to the input. Nothing waits for the clock.
                 asked = tf.timestamp()
@@ -130,10 +130,11 @@ class Engine:
                     waited += tf.timestamp() - asked
                 out = self.strategy.run(step_fn, args=(batch,))
                 with tf.control_dependencies(_local_tensors(self.strategy, out)):
-                    return done + 1, waited
+                    return [tf.identity(waited)]
 
-            start = (tf.constant(0), tf.constant(0.0, tf.float64))
-            _, waited = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
+            # TensorFlow counts the iterations in any case.
+            start = [tf.constant(0.0, tf.float64)]
+            [waited] = tf.while_loop(lambda _: True, body, start, parallel_iterations=1, maximum_iterations=steps)
             return {
                 "logs": internals.metrics_result(self.model),
                 "counts": {m.name: tf.convert_to_tensor(m.count) for m in internals.means(self.model)},

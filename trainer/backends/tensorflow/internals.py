@@ -51,6 +51,16 @@ def once_a_step(optimizer: keras.optimizers.Optimizer, prepare: Callable[[Any], 
     optimizer._backend_update_step = prepared
 
 
+def decay_others(optimizer: keras.optimizers.Optimizer, leaves: Callable[[Any], bool]) -> None:
+    """Keeps Keras from decaying the variables that it `leaves` to their update."""
+    decay = optimizer._apply_weight_decay
+
+    def decay_rest(variables: Sequence) -> None:
+        decay([variable for variable in variables if not leaves(variable)])
+
+    optimizer._apply_weight_decay = decay_rest
+
+
 def slot(optimizer: keras.optimizers.Optimizer, slots: Sequence[keras.Variable], variable: Any) -> tf.Variable:
     """What an optimizer keeps for `variable` in one of `slots`, as `update_step` is given the variable."""
     return internals.slot(optimizer, slots, variable).value

@@ -34,8 +34,10 @@ def judge(kept: Any, half_square: Any, loss: Any, scale: Any) -> tuple[Any, Any]
         scale: of the loss; a scaled gradient that overflows is how dynamic loss scaling finds its scale, and the
             optimizer deals with it. The float 1.0 where nothing is scaled.
     """
-    goes_on, counts = ops.isfinite(loss + kept[_HALTED]), ops.isfinite(half_square)
+    # What comes of a square root XLA does not compute again in each update that asks for it, as it would the sum; to
+    # compile those of a ResNet-50 took longer than all else.
     norm = ops.sqrt(2.0 * half_square) / scale
+    goes_on, counts = ops.isfinite(loss + kept[_HALTED]), ops.isfinite(norm)
     if isinstance(scale, float):
         goes_on, counted, overflows = ops.logical_and(goes_on, counts), 1.0, 0.0
     else:

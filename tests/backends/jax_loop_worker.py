@@ -30,6 +30,7 @@ DEVICES = one_replica()
 SLOW_BATCH, PRODUCTS, SIZE = 0.06, 100, 300
 STEPS, LAST_GOOD = 20, 4
 GROWTH_STEPS, STEPS_OF_CALL = 2000, 100
+DEPTHS = (10, 40)
 END_SECS = 30.0
 
 
@@ -140,6 +141,21 @@ def _peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def instructions(depth: int) -> int:
+    """Of the step of a model so deep, as it is compiled."""
+    keras.utils.clear_session()
+    inputs = x = keras.Input((8,))
+    for _ in range(depth):
+        x = keras.layers.Dense(8)(x)
+    model = keras.Model(inputs, x)
+    model.compile(keras.optimizers.Adam(), "mse")
+    engine = replicated.Replicated(model, DEVICES, (keras.KerasTensor((4, 8)), keras.KerasTensor((4, 8)))).engine
+    batch = (np.zeros((4, 8), np.float32), np.zeros((4, 8), np.float32))
+    with engine.tracing():
+        compiled = engine.train_program.lower(engine._take(), batch).compile()
+    return compiled.as_text().count(" = ")
+
+
 class PastTheOptimizer(replicas_worker.OwnTrainStepOnJax):
     """Trains by nothing."""
 
@@ -176,6 +192,7 @@ def main() -> None:
         "steps": int(slow["optimizer/sgd/iteration"]),
         "failed": failed(),
         "growth": growth(),
+        "instructions": {depth: instructions(depth) for depth in DEPTHS},
         "refused": refused(),
         "threads_left": threads_left(),
     }

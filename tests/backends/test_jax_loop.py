@@ -67,6 +67,12 @@ def test_steps_keep_nothing(found) -> None:
     assert found["growth"]["bytes"] < GROWTH_BYTES
 
 
+def test_what_is_compiled_grows_with_the_layers_not_with_their_square(found) -> None:
+    # The judgement of all gradients, repeated in the update of each weight, would make it ten times as much.
+    few, many = found["instructions"].values()
+    assert many < 1.1 * 4 * few
+
+
 def test_what_jax_cannot_train_is_told_what_to_do(found) -> None:
     said = found["refused"]
     assert "train_step(state, data)" in said["OwnTrainStep"]

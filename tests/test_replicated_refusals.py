@@ -78,6 +78,14 @@ def test_xla_around_a_layer_that_exchanges_statistics() -> None:
     assert refusals.reason_against_xla(model, 1) is None
 
 
+def test_layer_that_goes_on_where_the_batch_before_has_ended() -> None:
+    inputs = keras.Input((3, 2), batch_size=4)
+    model = keras.Model(inputs, keras.layers.Bidirectional(keras.layers.LSTM(2, stateful=True), name="reads")(inputs))
+    model.compile(loss="mse")
+    with pytest.raises(ConfigError, match=r"the layer .*lstm.* \(LSTM\) goes on.* Received: stateful=True"):
+        replicated.Replicated(model, one_replica(), (keras.KerasTensor((4, 3, 2)), keras.KerasTensor((4, 4))))
+
+
 def test_summing_loss_on_several_replicas() -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     case = replicas_worker.Case(replicas_worker.dense, replicas_worker.SGD, loss=loss)

@@ -32,7 +32,7 @@ def judge(kept: Any, half_square: Any, loss: Any, scale: Any) -> tuple[Any, Any]
         half_square: half the sum of the squares of the scaled gradients of the global batch.
         loss: finite only if the losses of all replicas are.
         scale: of the loss; a scaled gradient that overflows is how dynamic loss scaling finds its scale, and the
-            optimizer deals with it. The float 1.0 where nothing is scaled.
+            optimizer deals with it. A float where it is always the same.
     """
     # What comes of a square root XLA does not compute again in each update that asks for it, as it would the sum; to
     # compile those of a ResNet-50 took longer than all else.
@@ -48,9 +48,9 @@ def judge(kept: Any, half_square: Any, loss: Any, scale: Any) -> tuple[Any, Any]
     return goes_on, ops.where(goes_on, change, ops.convert_to_tensor(_HALT, "float32"))
 
 
-def note(half_square: Any, loss: Any) -> Any:
-    """What to add to what is kept of a step that is not waited for, whose loss is not scaled. See `judge`."""
-    norm = ops.sqrt(2.0 * half_square)
+def note(half_square: Any, loss: Any, scale: float) -> Any:
+    """What to add to what is kept of a step that is not waited for. See `judge`."""
+    norm = ops.sqrt(2.0 * half_square) / scale
     # Whatever the loss and the norms add up to: it is finite as long as they are, and the next call begins with 0.
     return ops.stack([ops.convert_to_tensor(part, "float32") for part in (loss + norm, 1.0, norm, 1.0, 0.0)])
 

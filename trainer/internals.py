@@ -181,9 +181,10 @@ def is_decayed(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def scale(optimizer: keras.optimizers.Optimizer) -> Any:
-    """By what the gradients of mixed float16 are multiplied, float32; the float 1.0 for other optimizers."""
+    """By what the loss is multiplied and gradients are divided again, float32: of mixed float16 in a variable, else a
+    float."""
     dynamic = getattr(optimizer, "dynamic_scale", None)
-    return 1.0 if dynamic is None else ops.convert_to_tensor(dynamic.value)
+    return float(optimizer.loss_scale_factor or 1.0) if dynamic is None else ops.convert_to_tensor(dynamic.value)
 
 
 def scales(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -19,6 +19,17 @@ def check_losses(losses: Any, *, num_replicas: int) -> None:
             )
 
 
+def check_layers(model: keras.Model) -> None:
+    """Raises ConfigError for a layer whose numbers depend on the batch before."""
+    stateful = [layer for layer in internals.layers(model) if getattr(layer, "stateful", False)]
+    if stateful:
+        raise ConfigError(
+            f"the layer {stateful[0].name} ({type(stateful[0]).__name__}) goes on where the batch before has ended, "
+            "which is of other examples here: records are shuffled, and shared among replicas. Received: "
+            "stateful=True. Leave it out"
+        )
+
+
 def check_optimizer(optimizer: keras.optimizers.Optimizer, *, num_replicas: int) -> None:
     """Raises ConfigError for an optimizer that does what Keras cannot on several replicas."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)

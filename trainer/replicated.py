@@ -169,6 +169,7 @@ class Replicated:
     ):
         self.model = model
         self.devices = devices
+        refusals.check_layers(model)
         refusals.check_losses(model.loss, num_replicas=devices.num_replicas)
         for optimizer in internals.optimizers(model):
             refusals.check_optimizer(optimizer, num_replicas=devices.num_replicas)

@@ -134,3 +134,16 @@ def test_what_depends_on_weights_otherwise_trains_as_in_keras(devices: Cluster, 
     trained.run_train_loop(iter(tf.data.Dataset.from_tensors((x, y)).repeat()), STEPS)
     for mine, other in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-5, err_msg=mine.path)
+
+
+@pytest.mark.parametrize("again", [None, lambda: iter(batches())], ids=["waiting", "not waiting"])
+def test_the_gradient_norm_is_that_of_the_loss_whatever_scales_it(devices: Cluster, again: Callable | None) -> None:
+    norms = []
+    for factor in (None, 1024.0):
+        with devices.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, kernel_initializer="ones")])
+            optimizer = keras.optimizers.SGD(0.1, loss_scale_factor=factor)
+            model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+        trained = replicated.Replicated(model, devices, SPEC)
+        norms.append(trained.run_train_loop(iter(batches()), STEPS, again).logs["gradient_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)

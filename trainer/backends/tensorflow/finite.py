@@ -107,13 +107,13 @@ class FiniteCheck:
             afterwards = [next(remaining) if id(c.variable) in self._averaged else c.after for c in changes]
             averaged = [None if g is None else next(remaining) for g in gradients]
             half_square = tf.add_n([tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in averaged if g is not None])
+            scale = internals.scale(optimizer)
             if not getattr(self._step, "waits", True):
-                self._state.assign_add(finite.note(half_square, loss))
+                self._state.assign_add(finite.note(half_square, loss, scale))
                 for change, after in zip(changes, afterwards, strict=True):
                     change.variable.assign(after)
                 apply(averaged)
                 return
-            scale = internals.scale(optimizer)
             goes_on, kept = finite.judge(self._state.read_value(), half_square, loss, scale)
             self._state.assign_add(kept)
             for change, after in zip(changes, afterwards, strict=True):

@@ -147,7 +147,7 @@ class Watched:
             if "finite" not in self._parts:
                 stack.enter_context(mock.patch.object(finite, "note", _nothing))
                 stack.enter_context(mock.patch.object(finite, "has_halted", lambda kept: keras.ops.array(False)))
-                stack.enter_context(mock.patch.object(tried, "undone_if_halted", lambda loop, variables: loop))
+                stack.enter_context(mock.patch.object(tried, "keeping", lambda loop, variables: loop))
             yield
 
     @contextlib.contextmanager

@@ -58,10 +58,8 @@ class Engine:
         self._returned: Any = None
         self._step = self._pick_step(xla, microbatches)
         self._train_loop = tf.function(self._make_loop(self.train_step), autograph=False)
-        tried_loop = tried.undone_if_halted(
-            self._make_loop(functools.partial(self.train_step, waits=False)), self._local_variables
-        )
-        self._tried_loop = tf.function(tried_loop, autograph=False)
+        tried_loop = self._make_loop(functools.partial(self.train_step, waits=False))
+        self._tried_loop = tf.function(tried.keeping(tried_loop, self._local_variables), autograph=False)
         # Not on a TPU, where the waiting is part of what XLA compiles and memory is dear.
         self._tries = devices.kind != "tpu" and self._can_try()
         self._test_loop = tf.function(self._make_loop(self.test_step), autograph=False)
@@ -154,6 +152,7 @@ class Engine:
         else:
             out = self._run(self._tried_loop, batches, steps)
             if out["halted_at"] >= 0:
+                tried.undo(self._local_variables(), out)
                 self._tries = False  # one will not be the last, and each would have its call done twice
                 out = self._run(self._train_loop, again(), steps)
         return Outcome(

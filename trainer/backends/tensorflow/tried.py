@@ -19,24 +19,23 @@ def is_small(variables: Sequence[tf.Variable]) -> bool:
     return sum(v.shape.num_elements() * v.dtype.size for v in variables) <= MOST_COPIED_BYTES
 
 
-def undone_if_halted(loop: Loop, variables: Callable[[], Sequence[tf.Variable]]) -> Loop:
-    """`loop`, after which variables are what they were before it if a step was not finite ("halted_at" is not -1).
+def keeping(loop: Loop, variables: Callable[[], Sequence[tf.Variable]]) -> Loop:
+    """`loop`, whose outcome has under "before" what the variables were before it.
 
     Args:
         loop: to be traced.
         variables: all that it changes, those of each replica of this process.
     """
 
-    def undone(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
+    def kept(iterator: Iterator, steps: tf.Tensor) -> dict[str, Any]:
         # No copies yet: TensorFlow makes one when it changes what is held elsewhere.
-        before = [(variable, variable.read_value()) for variable in variables()]
-        outcome = loop(iterator, steps)
+        before = [variable.read_value() for variable in variables()]
+        return loop(iterator, steps) | {"before": before}
 
-        def undo() -> None:
-            for variable, value in before:
-                variable.assign(value)
+    return kept
 
-        tf.cond(outcome["halted_at"] >= 0, undo, lambda: None)
-        return outcome
 
-    return undone
+def undo(variables: Sequence[tf.Variable], outcome: dict[str, Any]) -> None:
+    """Makes the variables what they were before a loop of `keeping`."""
+    for variable, value in zip(variables, outcome["before"], strict=True):
+        variable.assign(value)

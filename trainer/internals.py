@@ -181,8 +181,7 @@ def is_decayed(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def scale(optimizer: keras.optimizers.Optimizer) -> Any:
-    """By what the loss is multiplied and gradients are divided again, float32: of mixed float16 in a variable, else a
-    float."""
+    """What multiplies the loss and divides its gradients: of mixed float16 a tensor, float32; else a float."""
     dynamic = getattr(optimizer, "dynamic_scale", None)
     return float(optimizer.loss_scale_factor or 1.0) if dynamic is None else ops.convert_to_tensor(dynamic.value)
 

@@ -122,7 +122,7 @@ class Engine(MeshState):
     # Loops.
 
     def train(self, batches: PlacedIterator, steps: int, again: Callable[[], PlacedIterator] | None = None) -> Outcome:
-        """Steps wait for their judgement within what XLA has compiled, where it costs next to nothing: no `again`."""
+        """Every step waits for its judgement, which is a part of what XLA compiles: makes no use of `again`."""
         state, running = self._take(), _Running(batches)
         try:
             with self.tracing():
